@@ -1,0 +1,1 @@
+"""RoLaQ: 2-bit latent KV caches for Multi-head Latent Attention models."""
