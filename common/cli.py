@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from . import config as _config  # noqa: F401 (registers the resolvers that conf/ uses)
 from .errors import RolaqError, debugging, main, one_line, unknown
 
 CONFIG_PATH = "pkg://rolaq.conf"
@@ -28,7 +29,7 @@ def run_hydra(config_name: str, fn: Callable[[DictConfig], Any]) -> None:
 
     # with this set Hydra raises, instead of printing its own report; ours follows
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    job = hydra.main(version_base="1.3", config_path=CONFIG_PATH, config_name=config_name)(fn)
+    job = hydra.main(version_base="1.3", config_path=CONFIG_PATH, config_name=config_name)(main(fn))
     _reported(config_name, job)()
 
 

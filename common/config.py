@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .errors import RolaqError, one_line
@@ -18,6 +19,9 @@ class Config(BaseModel):
 
 
 C = TypeVar("C", bound=BaseModel)
+
+# ${basename:path} names outputs after the last part of a model's id or folder
+OmegaConf.register_new_resolver("basename", lambda path: str(path).rstrip("/").split("/")[-1], replace=True)
 
 
 class ModelConfig(Config):
@@ -78,20 +82,26 @@ def resolve(cfg: DictConfig, model: type[C]) -> C:
     """
     try:
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        key = getattr(error, "full_key", None) or one_line(error)
-        raise RolaqError(f"{key} is not set: give {key}=… on the command line") from error
     except OmegaConfBaseException as error:
-        raise RolaqError(f"the configuration cannot be resolved: {one_line(error)}") from error
+        raise _unresolved(error) from error
     try:
         return model.model_validate(plain)
     except ValidationError as error:
-        raise RolaqError("; ".join(_describe(item) for item in error.errors())) from error
+        prefix = cfg._get_full_key(None)
+        raise RolaqError("; ".join(_describe(item, prefix) for item in error.errors())) from error
 
 
-def _describe(item: Any) -> str:
+def _unresolved(error: OmegaConfBaseException) -> RolaqError:
+    """A value still ``???``, named by its dotted path, or an interpolation that leads nowhere."""
+    missing = re.search(r"[Mm]issing mandatory value: ([\w.-]+)", str(error))
+    if missing:
+        return RolaqError(f"{missing[1]} is not set: give {missing[1]}=… on the command line")
+    return RolaqError(f"the configuration cannot be resolved: {one_line(error)}")
+
+
+def _describe(item: Any, prefix: str) -> str:
     """One pydantic error as `field=value: reason`."""
-    field = ".".join(str(part) for part in item["loc"]) or "configuration"
+    field = ".".join(str(part) for part in (prefix, *item["loc"]) if part != "") or "configuration"
     if item["type"] == "extra_forbidden":
         return f"{field} is not a known setting"
     if item["type"] == "missing":

@@ -82,8 +82,10 @@ def _document(entry: Any, where: str, domain: str) -> Iterator[Item]:
     key = next((key for key in TEXT_KEYS if isinstance(entry, dict) and isinstance(entry.get(key), str)), None)
     if key is None:
         raise RolaqError(f"{where} has no text: expected an object with one of {', '.join(TEXT_KEYS)}")
+    meta = entry.get("meta")
+    pile = meta.get("pile_set_name") if isinstance(meta, dict) else None  # the Pile's domain
     if entry[key].strip():
-        yield entry[key], str(entry.get("source") or where), str(entry.get("domain") or domain)
+        yield entry[key], str(entry.get("source") or where), str(entry.get("domain") or pile or domain)
 
 
 def _stream(source: str) -> Iterator[Item]:
