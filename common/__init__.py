@@ -1,0 +1,1 @@
+"""What every folder shares: errors, configs, text, models, files, figures, progress, tracking."""
