@@ -1,0 +1,1 @@
+"""Hydra configs: one file per command, one folder per group."""
