@@ -50,7 +50,8 @@ def prepare(source: DataConfig, tokenizer: PreTrainedTokenizerBase, config: Cali
     fit = list(take(cut(fit_source, FIT_CHARACTERS, FIT_SEED), tokenizer, config.fit_tokens, "fitting"))
     fit_documents = _documents(fit_source, fit)
     if not source.fit:
-        train = [doc for doc in train if doc not in set(fit_documents)]
+        removed = set(fit_documents)
+        train = [document for document in train if document not in removed]
     batches, used = training_batches(train, tokenizer, config, seed)
     check_disjoint(fit=fit_documents, train=used, val=val)
     length = min(max(lengths), config.fit_tokens)

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from rolaq.calib.config import QuantConfig
+from rolaq.quant.methods.base import Method
 from rolaq.quant.oscar import GAIN
 from rolaq.quant.quantizer import fake_quantize
 from rolaq.quant.response import gain as coupled_gain
 from rolaq.quant.rotation import Rotation
 from rolaq.quant.spec import QuantizerSpec
 
+
 class Parameters(NamedTuple):
-    """What an artifact stores: rotation `[L, d, d]`, threshold `[L]`, gain `[L]`, fp32, detached."""
+    """What defines the quantizer, and what an artifact stores: rotation `[L, d, d]`, threshold, gain `[L]`, fp32."""
 
     rotation: Tensor
     threshold: Tensor
     gain: Tensor
 
 
-class StudentMethod:
-    """Differentiable quantization with the rotations of one optimisation step, shared by all layers."""
+class StudentMethod(Method):
+    """Differentiable quantization with the rotations of one optimisation step, shared by all layers.
+
+    width: of the threshold's smooth surrogate; detach_stats: no gradient through a group's mean and
+    deviation (see `quant.quantizer.fake_quantize`).
+    """
 
     name = "rolaq"
-    exact = False
 
-    def __init__(self, rotation: Tensor, threshold: Tensor, gain: Tensor, options: dict) -> None:
-        self.rotation, self.threshold, self.gain, self.options = rotation, threshold, gain, options
+    def __init__(
+        self, parameters: Parameters, spec: QuantizerSpec, width: float = 0.1, detach_stats: bool = True
+    ) -> None:
+        super().__init__(spec)
+        self.parameters, self.width, self.detach_stats = parameters, width, detach_stats
 
     def reconstruct(
         self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
     ) -> Tensor:
         """`DQ(Q(c R)) R^T` of `latent [B, n, d]`, fp32 inside; every token on its own, so padding is harmless."""
-        rotation = self.rotation[layer]
+        # .to() does nothing unless the model is spread over several devices
+        rotation, threshold, gain = (tensor[layer].to(latent.device) for tensor in self.parameters)
         rotated = latent.to(rotation.dtype) @ rotation
-        rebuilt = fake_quantize(rotated, self.threshold[layer], self.gain[layer], **self.options)
+        rebuilt = fake_quantize(rotated, threshold, gain, self.spec, self.width, self.detach_stats)
         return (rebuilt @ rotation.mT).to(latent.dtype)
 
 
@@ -46,22 +56,12 @@ class Student(nn.Module):
     gain_rule `coupled`: g = 1/C(T) (Eq. 7); `free`: a parameter per layer from OSCAR's 1.16; `fixed`: 1.16.
     """
 
-    def __init__(
-        self,
-        rotation: Rotation,
-        layers: int,
-        spec: QuantizerSpec,
-        threshold: Literal["learned", "fixed"] = "learned",
-        surrogate_width: float = 0.1,
-        detach_stats: bool = True,
-    ) -> None:
+    def __init__(self, rotation: Rotation, layers: int, config: QuantConfig) -> None:
         super().__init__()
-        self.rotation, self.spec = rotation, spec
-        learned = threshold == "learned"
-        self.threshold = nn.Parameter(torch.full((layers,), spec.threshold_init), requires_grad=learned)
-        free = spec.gain_rule == "free"
+        self.rotation, self.spec, self.config = rotation, config.spec, config
+        learned, free = config.threshold == "learned", config.spec.gain_rule == "free"
+        self.threshold = nn.Parameter(torch.full((layers,), self.spec.threshold_init), requires_grad=learned)
         self.free_gain = nn.Parameter(torch.full((layers,), GAIN), requires_grad=free)
-        self.options = {"spec": spec, "width": surrogate_width, "detach_stats": detach_stats}
 
     def gain(self) -> Tensor:
         """Gain of each layer, `[L]`, differentiable in the thresholds when coupled."""
@@ -69,7 +69,8 @@ class Student(nn.Module):
 
     def method(self) -> StudentMethod:
         """A method with this step's rotations; gradients of all layers meet in one `[L, d, d]` tensor."""
-        return StudentMethod(self.rotation(), self.threshold, self.gain(), self.options)
+        parameters = Parameters(self.rotation(), self.threshold, self.gain())
+        return StudentMethod(parameters, self.spec, self.config.surrogate_width, self.config.detach_stats)
 
     def rotation_parameters(self) -> list[nn.Parameter]:
         """Trainable generators A of all layers (none for a fixed rotation)."""

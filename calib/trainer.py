@@ -87,7 +87,7 @@ class Trainer:
         fixed = [*self.model.parameters(), *self.model.buffers(), *self.student.parameters()]
         method = self.student.method()
         with attach(self.model, method):
-            return saved_bytes(lambda: self._states(ids).hidden, [*fixed, method.rotation])
+            return saved_bytes(lambda: self._states(ids).hidden, [*fixed, *method.parameters])
 
 
 def _groups(student: Student, config: CalibConfig) -> list[dict]:
