@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .errors import RolaqError, one_line
+from rolaq.common.errors import RolaqError, one_line
 
 
 class Config(BaseModel):
