@@ -9,17 +9,16 @@ from torch import Tensor, nn
 
 from rolaq.quant.adapters.attach import attach
 from rolaq.quant.adapters.layers import MLALayer
-from rolaq.quant.methods.base import Method
 from rolaq.quant.oscar import oscar_rotation
 
 
-class LatentCovariance(Method):
+class LatentCovariance:
     """A quantization method that changes nothing and sums `c^T c` of every latent it is shown, in fp64."""
 
     name = "covariance"
+    exact = False
 
     def __init__(self, layers: Sequence[MLALayer]) -> None:
-        super().__init__()
         self.sums: list[Tensor | float] = [0.0 for _ in layers]
         self.tokens = [0 for _ in layers]
 

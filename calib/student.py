@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from rolaq.calib.config import QuantConfig
-from rolaq.quant.methods.base import Method
 from rolaq.quant.oscar import GAIN
 from rolaq.quant.quantizer import fake_quantize
 from rolaq.quant.response import gain as coupled_gain
@@ -24,7 +23,7 @@ class Parameters(NamedTuple):
     gain: Tensor
 
 
-class StudentMethod(Method):
+class StudentMethod:
     """Differentiable quantization with the rotations of one optimisation step, shared by all layers.
 
     width: of the threshold's smooth surrogate; detach_stats: no gradient through a group's mean and
@@ -32,12 +31,13 @@ class StudentMethod(Method):
     """
 
     name = "rolaq"
+    exact = False
 
     def __init__(
         self, parameters: Parameters, spec: QuantizerSpec, width: float = 0.1, detach_stats: bool = True
     ) -> None:
-        super().__init__(spec)
-        self.parameters, self.width, self.detach_stats = parameters, width, detach_stats
+        self.parameters, self.spec, self.width = parameters, spec, width
+        self.detach_stats = detach_stats
 
     def reconstruct(
         self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
