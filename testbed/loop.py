@@ -22,6 +22,7 @@ class Plan:
     steps: int | None
     learning_rate: float
     answer_weight: float
+    prompt_weight: float
     weight_decay: float = 0.1
 
     def progress(self, step: int, seconds: float) -> float:
@@ -64,7 +65,7 @@ def compiled(forward: TrainingForward, batches: Batches, device: str) -> Callabl
         return forward
     candidate = torch.compile(forward)
     try:
-        losses(candidate, batches, device)[2].backward()
+        sum(losses(candidate, batches, device)).backward()
     except Exception as error:
         warnings.warn(f"torch.compile failed, training goes on without it: {error}", stacklevel=2)
         candidate = forward
@@ -73,14 +74,11 @@ def compiled(forward: TrainingForward, batches: Batches, device: str) -> Callabl
     return candidate
 
 
-def losses(
-    forward: Callable, batches: Batches, device: str, answer_weight: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Text loss, answer loss and their weighted sum for the next batch."""
+def losses(forward: Callable, batches: Batches, device: str) -> tuple[torch.Tensor, ...]:
+    """Text, answer and prompt losses of the next batch; BF16 matrix products on CUDA."""
     ids, answers = batches.next()
-    with torch.autocast(device, dtype=torch.bfloat16):
-        text, answer = forward(ids, answers)
-    return text, answer, text + answer_weight * answer
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+        return forward(ids, answers)
 
 
 def train(forward: TrainingForward, batches: Batches, plan: Plan, device: str) -> History:
@@ -93,8 +91,8 @@ def train(forward: TrainingForward, batches: Batches, plan: Plan, device: str) -
         while (progress := plan.progress(history.step, history.seconds)) < 1:
             for group in optimizer.param_groups:
                 group["lr"] = plan.rate(progress)
-            text, answer, loss = losses(run, batches, device, plan.answer_weight)
-            loss.backward()
+            text, answer, prompt = losses(run, batches, device)
+            (text + plan.answer_weight * answer + plan.prompt_weight * prompt).backward()
             torch.nn.utils.clip_grad_norm_(forward.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -109,7 +107,8 @@ def train(forward: TrainingForward, batches: Batches, plan: Plan, device: str) -
 
 
 def _log(history: History, text: float, answer: float, plan: Plan) -> None:
-    history.points.append((history.step, round(history.seconds, 1), round(text, 4), round(answer, 4)))
+    point = (history.step, round(history.seconds, 1), round(text, 4), round(answer, 4))
+    history.points.append(point)
     speed = history.tokens / max(history.seconds, 1e-9)
     left = plan.minutes * 60 - history.seconds
     if plan.steps:

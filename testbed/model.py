@@ -92,11 +92,11 @@ class TrainingForward(nn.Module):
 
     def forward(
         self, ids: torch.Tensor, answers: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean losses (FP32 scalars) over text and over answers.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean losses (FP32 scalars) over text, over answers and over what surrounds these.
 
         `ids` int [B, T + 1]; `answers` bool [A, T + 1] marks the answer tokens of the
-        last A rows, in which nothing else is predicted.
+        last A rows.
         """
         logits = self.logits(ids[:, :-1])
         targets = ids[:, 1:].long()
@@ -106,7 +106,8 @@ class TrainingForward(nn.Module):
         rows = ids.shape[0] - answers.shape[0]
         asked = answers[:, 1:].float()
         answer_loss = (losses[rows:] * asked).sum() / asked.sum().clamp(min=1)
-        return losses[:rows].mean(), answer_loss
+        prompt_loss = (losses[rows:] * (1 - asked)).sum() / (1 - asked).sum().clamp(min=1)
+        return losses[:rows].mean(), answer_loss, prompt_loss
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [B, T, vocabulary] of ids int [B, T]."""
