@@ -129,11 +129,10 @@ def make_prompt(
     (at least the number of needles). `needle_order` shuffles the needles; lm-eval
     uses a fresh `Random(42)` for every prompt, the default is `rng` itself.
     """
-    pairs = []
+    keys, pairs = [], []
     for _ in range(task.keys):
-        key = draw(task.key_type, rng, words)
-        pairs += [(key, draw(task.value_type, rng, words)) for _ in range(task.values)]
-    keys = list(dict.fromkeys(key for key, _ in pairs))
+        keys.append(draw(task.key_type, rng, words))
+        pairs += [(keys[-1], draw(task.value_type, rng, words)) for _ in range(task.values)]
     (needle_order or rng).shuffle(pairs)
     needles = [_needle(task, *pair) for pair in pairs]
     if isinstance(haystack, list):

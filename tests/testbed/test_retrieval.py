@@ -15,7 +15,11 @@ from rolaq.testbed.retrieval import TASKS, Words, draw, make_prompt
 from rolaq.testbed.synthetic import PromptMaker, Source, example, make_row
 
 TOKENIZER = Path(rolaq.testbed.__file__).parent / "tiny" / "tokenizer.json"
-WORDS = Words(("brave", "calm", "eager"), ("apple", "canyon", "lantern", "meadow"))
+# Enough pairs that no key is drawn twice.
+WORDS = Words(
+    tuple(first + last for first in ("bra", "cal", "eag") for last in ("ve", "ma", "er", "ish")),
+    tuple(first + last for first in ("can", "lan", "mead", "ap") for last in ("yon", "tern", "ow")),
+)
 SENTENCES = [f"This is sentence number {n} of a text." for n in range(60)]
 
 

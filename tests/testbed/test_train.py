@@ -25,8 +25,8 @@ def write_corpus(folder: Path) -> None:
             for n in range(60 if split == "train" else 12)
         ]
         (folder / split / "books.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "adjectivelist.txt").write_text("brave\ncalm\n")
-    (folder / "nounlist.txt").write_text("apple\nlantern\n")
+    (folder / "adjectivelist.txt").write_text("\n".join(f"brave{n}" for n in range(50)))
+    (folder / "nounlist.txt").write_text("\n".join(f"apple{n}" for n in range(50)))
 
 
 @pytest.fixture(scope="module")
