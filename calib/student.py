@@ -47,7 +47,7 @@ class StudentMethod:
         rotation, threshold, gain = (tensor[layer].to(latent.device) for tensor in self.parameters)
         rotated = latent.to(rotation.dtype) @ rotation
         rebuilt = fake_quantize(rotated, threshold, gain, self.spec, self.width, self.detach_stats)
-        return (rebuilt @ rotation.mT).to(latent.dtype)
+        return (rebuilt.to(rotation.dtype) @ rotation.mT).to(latent.dtype)
 
 
 class Student(nn.Module):
