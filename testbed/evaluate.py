@@ -85,14 +85,13 @@ def retrieval_accuracy(
 
 
 def sized_prompt(maker: PromptMaker, task: Task, length: int) -> Prompt:
-    """A prompt that leaves `ANSWER_ROOM` of `length` tokens free."""
+    """A prompt that leaves `ANSWER_ROOM` of `length` tokens free; `ValueError` if none can."""
     longest = length - ANSWER_ROOM
-    wanted = longest
-    while True:
+    for wanted in range(longest, 0, -8):
         prompt = maker.prompt(task, wanted)
         if len(maker.encode(prompt.text)) <= longest:
             return prompt
-        wanted -= 8
+    raise ValueError(f"no prompt of {task} fits a length of {length} tokens")
 
 
 def matched_share(prompt: Prompt, output: str) -> float:

@@ -52,9 +52,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--answer-weight", type=float, default=0.5)
     parser.add_argument("--prompt-weight", type=float, default=0.1)
     parser.add_argument("--rows", type=int, default=32, help="sequences per batch")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="their length in tokens")
     parser.add_argument("--retrieval-share", type=float, default=0.25)
     parser.add_argument("--synthetic-rows", type=int, default=49_152)
     parser.add_argument("--eval-prompts", type=int, default=50, help="per task and length")
+    parser.add_argument("--eval-lengths", type=int, nargs="+", default=[1024, CONTEXT])
     parser.add_argument("--eval-windows", type=int, default=64, help="per domain")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--seed", type=int, default=42)
@@ -79,14 +81,14 @@ def make_batches(args: argparse.Namespace, words: Words, device: str) -> Batches
     random.Random(args.seed).shuffle(prose)
     source = Source(words, sentences(prose))
     ids, answers = make_rows(
-        source, tokenizer_file, args.synthetic_rows, CONTEXT + 1, args.seed, args.workers
+        source, tokenizer_file, args.synthetic_rows, args.context + 1, args.seed, args.workers
     )
     prompt_rows = round(args.rows * args.retrieval_share)
     return Batches(
         stream=torch.from_numpy(stream.astype(np.int32)).to(device),
         prompts=torch.from_numpy(ids.astype(np.int32)).to(device),
         answers=torch.from_numpy(answers).to(device),
-        length=CONTEXT,
+        length=args.context,
         text_rows=args.rows - prompt_rows,
         prompt_rows=prompt_rows,
         rng=np.random.default_rng(args.seed),
@@ -117,11 +119,11 @@ def measure(args: argparse.Namespace, words: Words, device: str) -> dict[str, An
             results[f"{split}_perplexity"] = perplexities(
                 model, tokenizer, folder, args.eval_windows
             )
-    val = [d["text"] for p in shard_paths(args.corpus / "val") for d in read_documents(p)
-           if d["domain"] in ESSAY_DOMAINS]
-    source = Source(words, sentences(val))
+    held_out = [d for path in shard_paths(args.corpus / "val") for d in read_documents(path)]
+    prose = [d["text"] for d in held_out if d["domain"] in ESSAY_DOMAINS]
+    source = Source(words, sentences(prose))
     # Prompts of the training rows come from streams "seed/job"; these use other streams.
-    for length in (1024, CONTEXT) if args.eval_prompts else ():
+    for length in args.eval_lengths:
         results[f"retrieval_{length}"] = retrieval_accuracy(
             model, tokenizer, source, length, args.eval_prompts, args.seed + 1
         )
@@ -151,7 +153,7 @@ def describe(
         "seed": args.seed,
         "plan": asdict(plan),
         "rows": args.rows,
-        "context": CONTEXT,
+        "context": args.context,
         "retrieval_share": args.retrieval_share,
         "synthetic_rows": args.synthetic_rows,
         "steps": history.step,
@@ -179,8 +181,11 @@ def main() -> None:
     start = time.perf_counter()
     words = load_words(args.words)
     batches = make_batches(args, words, device)
-    print(f"{len(batches.stream):,} tokens of text, {batches.prompts.numel():,} of prompts,"
-          f" ready after {time.perf_counter() - start:.0f} s", flush=True)
+    print(
+        f"{len(batches.stream):,} tokens of text, {batches.prompts.numel():,} of prompts,"
+        f" ready after {time.perf_counter() - start:.0f} s",
+        flush=True,
+    )
     # After the worker processes, which a pool ends with SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     vocabulary = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json")).get_vocab_size()
