@@ -56,9 +56,7 @@ def _mean_loss(model: DeepseekV2ForCausalLM, rows: torch.Tensor) -> float:
     total = 0.0
     for row in rows.split(8):
         logits = model(row, use_cache=False).logits[:, :-1].float()
-        total += F.cross_entropy(
-            logits.flatten(0, 1), row[:, 1:].flatten(), reduction="sum"
-        ).item()
+        total += F.cross_entropy(logits.flatten(0, 1), row[:, 1:].flatten(), reduction="sum").item()
     return total / (rows.shape[0] * (rows.shape[1] - 1))
 
 

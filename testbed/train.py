@@ -1,6 +1,6 @@
 """Train a model of either size on a corpus and on synthetic retrieval prompts.
 
-    python -m rolaq.testbed.train --size tiny --corpus DIR --out testbed/tiny
+python -m rolaq.testbed.train --size tiny --corpus DIR --out testbed/tiny
 """
 
 import argparse
@@ -70,9 +70,7 @@ def parse_arguments() -> argparse.Namespace:
 def make_batches(args: argparse.Namespace, words: Words, device: str) -> Batches:
     """Tokenize the corpus, make the retrieval rows and move both to the device."""
     documents = [
-        document
-        for path in shard_paths(args.corpus / "train")
-        for document in read_documents(path)
+        document for path in shard_paths(args.corpus / "train") for document in read_documents(path)
     ]
     tokenizer_file = TOKENIZER / "tokenizer.json"
     texts = [document["text"] for document in documents]
@@ -131,8 +129,8 @@ def measure(args: argparse.Namespace, words: Words, device: str) -> dict[str, An
 
 
 def command_line(args: argparse.Namespace) -> str:
-    """The command of this run, with the corpus and word folders by name only."""
-    folders = {str(path): path.name for path in (args.corpus, args.words) if path}
+    """The command of this run, with its folders by name only."""
+    folders = {str(path): path.name for path in (args.corpus, args.words, args.out) if path}
     words = [folders.get(word, word) for word in sys.argv[1:]]
     return shlex.join(["python", "-m", "rolaq.testbed.train", *words])
 

@@ -72,7 +72,7 @@ def test_report_fills_the_card(trained, tmp_path, monkeypatch):
     card.main()
     text = path.read_text()
     assert "niah_multikey_3" in text and "old" not in text and text.endswith("after\n")
-    assert str(trained.parent) not in report["command"].replace(str(trained), "")
+    assert str(trained.parent) not in report["command"]
 
 
 @pytest.mark.parametrize("size, least, most", [("tiny", 10e6, 13e6), ("small", 60e6, 100e6)])
