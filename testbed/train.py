@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, __version__ as tokenizers_version
+from tokenizers import Tokenizer
+from tokenizers import __version__ as tokenizers_version
 from transformers import DeepseekV2ForCausalLM
 
 from rolaq.testbed.batches import Batches
