@@ -1,6 +1,6 @@
 """Write the measured numbers of trained models into the model card.
 
-    python -m rolaq.testbed.card testbed/tiny/training.json [MORE.json ...]
+python -m rolaq.testbed.card testbed/tiny/training.json [MORE.json ...]
 """
 
 import argparse

@@ -56,9 +56,7 @@ def _mean_loss(model: DeepseekV2ForCausalLM, rows: torch.Tensor) -> float:
     total = 0.0
     for row in rows.split(8):
         logits = model(row, use_cache=False).logits[:, :-1].float()
-        total += F.cross_entropy(
-            logits.flatten(0, 1), row[:, 1:].flatten(), reduction="sum"
-        ).item()
+        total += F.cross_entropy(logits.flatten(0, 1), row[:, 1:].flatten(), reduction="sum").item()
     return total / (rows.shape[0] * (rows.shape[1] - 1))
 
 
@@ -85,14 +83,13 @@ def retrieval_accuracy(
 
 
 def sized_prompt(maker: PromptMaker, task: Task, length: int) -> Prompt:
-    """A prompt that leaves `ANSWER_ROOM` of `length` tokens free."""
+    """A prompt that leaves `ANSWER_ROOM` of `length` tokens free; `ValueError` if none can."""
     longest = length - ANSWER_ROOM
-    wanted = longest
-    while True:
+    for wanted in range(longest, 0, -8):
         prompt = maker.prompt(task, wanted)
         if len(maker.encode(prompt.text)) <= longest:
             return prompt
-        wanted -= 8
+    raise ValueError(f"no prompt of {task} fits a length of {length} tokens")
 
 
 def matched_share(prompt: Prompt, output: str) -> float:

@@ -17,9 +17,7 @@ TEMPLATE = (
 QUESTION = "What are all the special magic {values} for {query} mentioned in the provided text?"
 PREFIX = "The special magic {values} for {query} mentioned in the provided text are"
 NEEDLE = "One of the special magic {values} for {key} is: {value}."
-NOISE = (
-    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-)
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 DEPTHS = [round(100 * step / 39) for step in range(40)]
 
 
@@ -184,9 +182,7 @@ def _hide_in_essay(sentences: list[str], needles: list[str], rng: random.Random)
     return " ".join(parts)
 
 
-def _distractors(
-    task: Task, rng: random.Random, words: Words, lines: int
-) -> list[tuple[str, str]]:
+def _distractors(task: Task, rng: random.Random, words: Words, lines: int) -> list[tuple[str, str]]:
     if task.haystack != "needle":
         return []
     return [

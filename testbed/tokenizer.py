@@ -1,6 +1,6 @@
 """Train the byte-level BPE that both model sizes share.
 
-    python -m rolaq.testbed.tokenizer --corpus DIR --out testbed/tiny
+python -m rolaq.testbed.tokenizer --corpus DIR --out testbed/tiny
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Train a model of either size on a corpus and on synthetic retrieval prompts.
 
-    python -m rolaq.testbed.train --size tiny --corpus DIR --out testbed/tiny
+python -m rolaq.testbed.train --size tiny --corpus DIR --out testbed/tiny
 """
 
 import argparse
@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, __version__ as tokenizers_version
+from tokenizers import Tokenizer
+from tokenizers import __version__ as tokenizers_version
 from transformers import DeepseekV2ForCausalLM
 
 from rolaq.testbed.batches import Batches
@@ -52,9 +53,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--answer-weight", type=float, default=0.5)
     parser.add_argument("--prompt-weight", type=float, default=0.1)
     parser.add_argument("--rows", type=int, default=32, help="sequences per batch")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="their length in tokens")
     parser.add_argument("--retrieval-share", type=float, default=0.25)
     parser.add_argument("--synthetic-rows", type=int, default=49_152)
     parser.add_argument("--eval-prompts", type=int, default=50, help="per task and length")
+    parser.add_argument("--eval-lengths", type=int, nargs="+", default=[1024, CONTEXT])
     parser.add_argument("--eval-windows", type=int, default=64, help="per domain")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--seed", type=int, default=42)
@@ -68,9 +71,7 @@ def parse_arguments() -> argparse.Namespace:
 def make_batches(args: argparse.Namespace, words: Words, device: str) -> Batches:
     """Tokenize the corpus, make the retrieval rows and move both to the device."""
     documents = [
-        document
-        for path in shard_paths(args.corpus / "train")
-        for document in read_documents(path)
+        document for path in shard_paths(args.corpus / "train") for document in read_documents(path)
     ]
     tokenizer_file = TOKENIZER / "tokenizer.json"
     texts = [document["text"] for document in documents]
@@ -79,14 +80,14 @@ def make_batches(args: argparse.Namespace, words: Words, device: str) -> Batches
     random.Random(args.seed).shuffle(prose)
     source = Source(words, sentences(prose))
     ids, answers = make_rows(
-        source, tokenizer_file, args.synthetic_rows, CONTEXT + 1, args.seed, args.workers
+        source, tokenizer_file, args.synthetic_rows, args.context + 1, args.seed, args.workers
     )
     prompt_rows = round(args.rows * args.retrieval_share)
     return Batches(
         stream=torch.from_numpy(stream.astype(np.int32)).to(device),
         prompts=torch.from_numpy(ids.astype(np.int32)).to(device),
         answers=torch.from_numpy(answers).to(device),
-        length=CONTEXT,
+        length=args.context,
         text_rows=args.rows - prompt_rows,
         prompt_rows=prompt_rows,
         rng=np.random.default_rng(args.seed),
@@ -117,11 +118,11 @@ def measure(args: argparse.Namespace, words: Words, device: str) -> dict[str, An
             results[f"{split}_perplexity"] = perplexities(
                 model, tokenizer, folder, args.eval_windows
             )
-    val = [d["text"] for p in shard_paths(args.corpus / "val") for d in read_documents(p)
-           if d["domain"] in ESSAY_DOMAINS]
-    source = Source(words, sentences(val))
+    held_out = [d for path in shard_paths(args.corpus / "val") for d in read_documents(path)]
+    prose = [d["text"] for d in held_out if d["domain"] in ESSAY_DOMAINS]
+    source = Source(words, sentences(prose))
     # Prompts of the training rows come from streams "seed/job"; these use other streams.
-    for length in (1024, CONTEXT) if args.eval_prompts else ():
+    for length in args.eval_lengths:
         results[f"retrieval_{length}"] = retrieval_accuracy(
             model, tokenizer, source, length, args.eval_prompts, args.seed + 1
         )
@@ -129,8 +130,8 @@ def measure(args: argparse.Namespace, words: Words, device: str) -> dict[str, An
 
 
 def command_line(args: argparse.Namespace) -> str:
-    """The command of this run, with the corpus and word folders by name only."""
-    folders = {str(path): path.name for path in (args.corpus, args.words) if path}
+    """The command of this run, with its folders by name only."""
+    folders = {str(path): path.name for path in (args.corpus, args.words, args.out) if path}
     words = [folders.get(word, word) for word in sys.argv[1:]]
     return shlex.join(["python", "-m", "rolaq.testbed.train", *words])
 
@@ -151,7 +152,7 @@ def describe(
         "seed": args.seed,
         "plan": asdict(plan),
         "rows": args.rows,
-        "context": CONTEXT,
+        "context": args.context,
         "retrieval_share": args.retrieval_share,
         "synthetic_rows": args.synthetic_rows,
         "steps": history.step,
@@ -179,8 +180,11 @@ def main() -> None:
     start = time.perf_counter()
     words = load_words(args.words)
     batches = make_batches(args, words, device)
-    print(f"{len(batches.stream):,} tokens of text, {batches.prompts.numel():,} of prompts,"
-          f" ready after {time.perf_counter() - start:.0f} s", flush=True)
+    print(
+        f"{len(batches.stream):,} tokens of text, {batches.prompts.numel():,} of prompts,"
+        f" ready after {time.perf_counter() - start:.0f} s",
+        flush=True,
+    )
     # After the worker processes, which a pool ends with SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     vocabulary = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json")).get_vocab_size()

@@ -1,6 +1,6 @@
 """Rebuild the public-domain text files from a corpus folder.
 
-    python -m rolaq.testbed.text.make --corpus DIR --out testbed/text
+python -m rolaq.testbed.text.make --corpus DIR --out testbed/text
 """
 
 import argparse

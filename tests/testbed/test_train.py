@@ -37,12 +37,12 @@ def trained(tmp_path_factory) -> Path:
     options = (
         f"--size tiny --corpus {folder / 'corpus'} --words {folder / 'corpus'} --steps 3"
         f" --out {folder / 'out'} --rows 2 --retrieval-share 0.5 --synthetic-rows 4 --workers 1"
-        " --eval-prompts 1 --eval-windows 1"
+        " --context 512 --eval-prompts 1 --eval-lengths 640 --eval-windows 1"
     )
     subprocess.run(
         [sys.executable, "-m", "rolaq.testbed.train", *options.split()],
         check=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
         timeout=300,
     )
     return folder / "out"
@@ -72,7 +72,7 @@ def test_report_fills_the_card(trained, tmp_path, monkeypatch):
     card.main()
     text = path.read_text()
     assert "niah_multikey_3" in text and "old" not in text and text.endswith("after\n")
-    assert str(trained.parent) not in report["command"].replace(str(trained), "")
+    assert str(trained.parent) not in report["command"]
 
 
 @pytest.mark.parametrize("size, least, most", [("tiny", 10e6, 13e6), ("small", 60e6, 100e6)])
