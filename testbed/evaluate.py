@@ -106,8 +106,7 @@ def generate(
     outputs = []
     for start in range(0, len(inputs), batch):
         rows = [
-            tokenizer.encode(text, add_special_tokens=False).ids
-            for text in inputs[start : start + batch]
+            tokenizer.encode(text, add_special_tokens=False).ids for text in inputs[start : start + batch]
         ]
         width = max(map(len, rows))
         ids = torch.tensor([[END_OF_TEXT_ID] * (width - len(row)) + row for row in rows])
