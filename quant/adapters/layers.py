@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -34,7 +35,8 @@ class MLALayer:
     @property
     def cache_index(self) -> int:
         """The layer's place in the model's cache."""
-        return int(self.module.layer_idx)
+        index: Any = self.module.layer_idx
+        return int(index)
 
 
 def find_mla_layers(model: nn.Module) -> list[MLALayer]:

@@ -75,6 +75,12 @@ class Session:
         return self
 
     @property
+    def under_way(self) -> Forward:
+        """The forward under way, which hooks inside the model may count on."""
+        assert self.forward is not None
+        return self.forward
+
+    @property
     def views(self) -> TwoViews | None:
         """The two views that the forward under way needs, or None where the cache alone serves every query."""
         now = self.forward
@@ -100,16 +106,17 @@ class Session:
                 "layers called by themselves do without: use recent=0 or reading=storage there"
             )
         edge = self.protection.window_start(tokens)
-        return torch.cat((self.stored(latent[:, :edge], layer, 0), latent[:, edge:]), dim=1) if edge else latent
+        return torch.cat((self.stored(latent[:, :edge], layer, 0, tokens), latent[:, edge:]), dim=1) if edge else latent
 
-    def stored(self, latent: Tensor, layer: int, first: int) -> Tensor:
+    def stored(self, latent: Tensor, layer: int, first: int, total: int) -> Tensor:
         """The latents of one write event as they are stored: sinks and left padding exact, the rest quantized.
 
         Args:
             latent: `[B, n, d]`, the columns `first … first + n - 1`.
             layer: index among the MLA layers.
+            total: columns after the forward that this is part of.
         """
-        now = self._matching(latent, first)
+        now = self._matching(latent.shape[0], total)
         if len(now.starts) == 1:
             skip = self._skip(now.starts[0], first)
             if skip >= latent.shape[1]:
@@ -139,8 +146,8 @@ class Session:
         with torch.autocast(latent.device.type, enabled=False):
             return self.method.reconstruct(latent[:, skip:], layer, start=first + skip - start, valid=valid)
 
-    def _matching(self, latent: Tensor, first: int) -> Forward:
-        """The forward under way, if these latents can be of it: a layer called by itself has no padding."""
+    def _matching(self, batch: int, total: int) -> Forward:
+        """The forward under way, or the last one for recomputation; a layer called by itself has no padding."""
         now = self.forward
-        fits = now is not None and first + latent.shape[1] <= now.total and len(now.starts) in (1, latent.shape[0])
-        return now if now is not None and fits else Forward(first, latent.shape[1])
+        fits = now is not None and now.total == total and len(now.starts) in (1, batch)
+        return now if now is not None and fits else Forward(0, total)

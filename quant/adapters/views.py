@@ -73,7 +73,7 @@ class TwoViews:
 
     def _reads_exact(self, query: Tensor, token: Tensor, start: Tensor) -> Tensor:
         """Whether a query reads a token from the exact view; the cache's view holds its sinks exact already."""
-        in_window = query - token < self.protection.recent
+        in_window = token > query - self.protection.recent
         cached_sink = (token - start < self.protection.sink) & (token < self.split)
         return in_window & ~cached_sink
 

@@ -48,6 +48,7 @@ class Quarot(Uncalibrated):
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)  # kept for later, when gradients may be wanted
 def _blocks(d: int, block: int, device: torch.device) -> Tensor:
     return block_hadamard(d, block).to(device)
 
@@ -55,7 +56,8 @@ def _blocks(d: int, block: int, device: torch.device) -> Tensor:
 @register("bf16", "rtn", "quarot")
 def build_baseline(name: str, *, artifact: Any, d: int, layers: int, spec: QuantizerSpec | None) -> Method:
     """One of the three; raises `RolaqError` where latents of width `d` do not split into groups."""
-    method = {"bf16": Exact, "rtn": Rtn, "quarot": Quarot}[name](spec)
-    if not method.exact:
-        method.spec.check(d)
+    if name == "bf16":
+        return Exact(spec)
+    method = Rtn(spec) if name == "rtn" else Quarot(spec)
+    method.spec.check(d)
     return method

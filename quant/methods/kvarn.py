@@ -182,14 +182,13 @@ class Kvarn(Uncalibrated):
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)  # kept for later, when gradients may be wanted
 def _full(d: int, device: torch.device) -> Tensor:
     return hadamard(d).to(device)
 
 
 @register("kvarn")
-def build_kvarn(
-    name: str, *, artifact: Any, d: int, layers: int, spec: QuantizerSpec | None, **options: Any
-) -> Kvarn:
+def build_kvarn(name: str, *, artifact: Any, d: int, layers: int, spec: QuantizerSpec | None, **options: Any) -> Kvarn:
     """KVarN; `options` are `Kvarn`'s. Raises `RolaqError` unless `d` is a power of two and splits into groups."""
     try:
         method = Kvarn(spec, **options)

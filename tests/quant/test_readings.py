@@ -1,4 +1,4 @@
-"""What attached attentions compute, against absorbed attention in float64 with every (query, token) pair decided alone."""
+"""What attached attentions compute, against absorbed attention in float64 that decides every (query, token) alone."""
 
 import numpy as np
 import pytest

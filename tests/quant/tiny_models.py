@@ -47,7 +47,7 @@ HYBRID = {**LINEAR, "layer_types": ["linear_attention", "full_attention"]}
 CONFIGS = {
     "deepseek_v2": {**MOE, "head_dim": 16, "topk_method": "greedy"},
     "deepseek_v3": MOE,
-    "minicpm3": {},
+    "minicpm3": {"scale_emb": 1, "tie_word_embeddings": False},
     "glm4_moe_lite": MOE,
     "youtu": {},
     "axk1": MOE,
@@ -120,7 +120,7 @@ def tiny(kind, attention=None, dtype=torch.float32, **changes):
     config = AutoConfig.for_model(kind, **{**COMMON, **CONFIGS[kind], **changes})
     family = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
     attention = attention or ("eager" if kind in EAGER_ONLY else "sdpa")
-    model = family.from_config(config, attn_implementation=attention).eval()
+    model = family.from_config(config, attn_implementation=attention, experts_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:  # attention that is less flat than the usual initialisation gives
