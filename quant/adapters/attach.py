@@ -32,7 +32,9 @@ def attach(model: nn.Module, method: Method, protection: Protection = UNPROTECTE
     """
     layers, decoder = find_mla_layers(model), find_decoder(model)
     if decoder in _attached:
-        raise RolaqError(f"{type(decoder).__name__} already has a method attached: leave that attach block first")
+        raise RolaqError(
+            f"{type(decoder).__name__} already has a method attached: leave that attach block first"
+        )
     with ExitStack() as stack:
         _attached.add(decoder)
         stack.callback(_attached.discard, decoder)
@@ -51,4 +53,6 @@ def _check(method: Method, layers: list[MLALayer]) -> None:
         for layer in layers:
             spec.check(layer.latent_dim, layer.name)
     if rotation is not None and rotation.shape[0] != len(layers):
-        raise RolaqError(f"method {method.name} has {rotation.shape[0]} rotations, the model {len(layers)} MLA layers")
+        raise RolaqError(
+            f"method {method.name} has {rotation.shape[0]} rotations, the model {len(layers)} MLA layers"
+        )

@@ -31,7 +31,9 @@ class LatentCacheLayer(DynamicLayer):
         self.written = 0
         self._last: tuple[int, Tensor] | None = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Append latents `[B, 1, q, d]` and RoPE keys `[B, 1, q, d_r]`; return what the queries attend to.
 
         Raises:
@@ -69,11 +71,13 @@ class LatentCacheLayer(DynamicLayer):
 
     def _verify(self, key_states: Tensor) -> None:
         if not self.session.open:
-            raise RolaqError("this cache was filled inside attach(...) and cannot be used after it: start a new cache")
+            raise RolaqError(
+                "this cache was filled inside attach(...) and cannot be used after it: start a new cache"
+            )
         if key_states.shape[1] != 1 or key_states.shape[-1] != self.latent_dim:
             raise RolaqError(
-                f"transformers {transformers.__version__} caches expanded keys {list(key_states.shape)} here, "
-                "not latents: install transformers>=5.17 (later for sparse attention), or pass use_cache=False, recent=0"
+                f"transformers {transformers.__version__} caches expanded keys {list(key_states.shape)} here, not "
+                "latents: install transformers>=5.17 (later for sparse attention), or pass use_cache=False and recent=0"
             )
 
     def reset(self) -> None:

@@ -24,7 +24,9 @@ Keywords = dict[str, Any]
 class Hooks:
     """Everything that one attach registers, and what its hooks hand to each other within a forward."""
 
-    def __init__(self, decoder: nn.Module, layers: list[MLALayer], readers: list[nn.Module], session: Session) -> None:
+    def __init__(
+        self, decoder: nn.Module, layers: list[MLALayer], readers: list[nn.Module], session: Session
+    ) -> None:
         self.decoder, self.layers, self.readers, self.session = decoder, layers, readers, session
         self.config: Any = decoder.config
         self.cached: set[nn.Module] = set()
@@ -67,7 +69,9 @@ class Hooks:
 
     def begin(self, decoder: nn.Module, call: Keywords) -> None:
         """Model: put latent layers into its cache, note where padding ends."""
-        given = next((call[name] for name in ("input_ids", "inputs_embeds") if call.get(name) is not None), None)
+        given = next(
+            (call[name] for name in ("input_ids", "inputs_embeds") if call.get(name) is not None), None
+        )
         if given is None:
             return  # the model says what it misses
         queries, cache = given.shape[1], _cache(call)
@@ -133,7 +137,9 @@ class Hooks:
         now = self.session.under_way
         known, wide = now.masks.get(states.device, (None, None))
         if wide is None or known is not given:
-            wide = views.mask(given, now.starts, states, additive=self._attention == "eager")
+            wide = views.mask(
+                given, now.starts_on(states.device), states, additive=self._attention == "eager"
+            )
             now.masks[states.device] = given, wide
         return wide
 
@@ -146,17 +152,18 @@ class Hooks:
         """Indexer: the selected tokens in the view that each query reads."""
         if (views := self.session.views) is None or not self.cached:
             return None
-        return views.select(selected, self.session.under_way.starts)
+        return views.select(selected, self.session.under_way.starts_on(selected.device))
 
-    def _expand(self, layer: MLALayer) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...] | None]:
+    def _expand(
+        self, layer: MLALayer
+    ) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...] | None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
             """Up-projection without a cache: here the latents are read."""
             if layer.module in self.cached:
                 return None
             latent = args[0]
-            read = self.session.expanded(latent[:, 0] if latent.ndim == 4 else latent, layer.index).reshape(
-                latent.shape
-            )
+            tokens = latent[:, 0] if latent.ndim == 4 else latent
+            read = self.session.expanded(tokens, layer.index).reshape(latent.shape)
             if self.readers:
                 self._expanded[id(latent)] = latent, read
             return (read, *args[1:])

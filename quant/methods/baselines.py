@@ -20,7 +20,9 @@ class Exact(Uncalibrated):
     name = "bf16"
     exact = True
 
-    def reconstruct(self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None) -> Tensor:
+    def reconstruct(
+        self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """`latent` itself."""
         return latent
 
@@ -30,7 +32,9 @@ class Rtn(Uncalibrated):
 
     name = "rtn"
 
-    def reconstruct(self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None) -> Tensor:
+    def reconstruct(
+        self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """`RTN(c)`; see `Method.reconstruct`."""
         return rtn(latent, self.spec.group_size, self.spec.bits).to(latent.dtype)
 
@@ -40,7 +44,9 @@ class Quarot(Uncalibrated):
 
     name = "quarot"
 
-    def reconstruct(self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None) -> Tensor:
+    def reconstruct(
+        self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """`RTN(c H) H^T`; see `Method.reconstruct`."""
         group = self.spec.group_size
         rotation = _blocks(latent.shape[-1], group, latent.device)

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from tiny_models import CONFIGS, WIDTH, Wobble, result, tiny, tokens
+from tiny_models import CONFIGS, WIDTH, Wobble, current, result, tiny, tokens
 
 from rolaq.common.errors import RolaqError
 from rolaq.quant.adapters.attach import attach
 from rolaq.quant.adapters.layers import find_decoder, find_mla_layers, find_readers
 from rolaq.quant.methods import build_method
 from rolaq.quant.protection import Protection
+
+pytestmark = current
 
 IDS = tokens(2, 26)
 CACHE_INDICES = {
@@ -66,7 +68,12 @@ def test_exact_changes_nothing(kind):
 def test_everything_protected_changes_nothing(kind):
     model = tiny(kind)
     plain = result(model(IDS))
-    for protection in (Protection(26, 0), Protection(0, 26), Protection(0, 26, "storage"), Protection(0, 0, "serving")):
+    for protection in (
+        Protection(26, 0),
+        Protection(0, 26),
+        Protection(0, 26, "storage"),
+        Protection(0, 0, "serving"),
+    ):
         with attach(model, Wobble(), protection):
             assert close(result(model(IDS)), plain)
             assert close(result(model(IDS, use_cache=False)), plain)
@@ -106,7 +113,9 @@ def test_layers_that_reuse_latents_read_the_same_ones():
     for cached in (False, True):
         with attach(model, Wobble()):
             hooks = [
-                module.kv_b_proj.register_forward_pre_hook(lambda m, args, key=key: seen.update({key: args[0]}))
+                module.kv_b_proj.register_forward_pre_hook(
+                    lambda m, args, key=key: seen.update({key: args[0]})
+                )
                 for key, module in enumerate(expanding)
             ]
             model(IDS, use_cache=cached)
@@ -118,7 +127,9 @@ def test_layers_that_reuse_latents_read_the_same_ones():
 def test_a_model_without_mla_is_named():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9)
+    config = LlamaConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9
+    )
     with pytest.raises(RolaqError, match="LlamaForCausalLM has no Multi-head Latent Attention"):
         find_mla_layers(LlamaForCausalLM(config))
 
@@ -133,7 +144,9 @@ def test_a_missing_hook_point_is_named(missing):
         if missing == "v_head_dim":  # still in the config
             assert find_mla_layers(model)[0].v_dim == 20
         else:
-            with pytest.raises(RolaqError, match=rf"model.layers.0.self_attn \(MiniCPM3Attention\) .* no {missing}"):
+            with pytest.raises(
+                RolaqError, match=rf"model.layers.0.self_attn \(MiniCPM3Attention\) .* no {missing}"
+            ):
                 find_mla_layers(model)
     finally:
         setattr(attention, missing, kept)

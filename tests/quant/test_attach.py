@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import WIDTH, Wobble, result, tiny, tokens
+from tiny_models import WIDTH, Wobble, current, result, tiny, tokens
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, StaticCache
 
@@ -11,12 +11,16 @@ from rolaq.quant.adapters.attach import attach
 from rolaq.quant.methods import build_method
 from rolaq.quant.protection import Protection
 
+pytestmark = current
+
 IDS = tokens(2, 18)
 
 
 def hooks(model):
     return sum(
-        len(getattr(module, kind)) for module in model.modules() for kind in ("_forward_hooks", "_forward_pre_hooks")
+        len(getattr(module, kind))
+        for module in model.modules()
+        for kind in ("_forward_hooks", "_forward_pre_hooks")
     )
 
 
@@ -82,7 +86,10 @@ def test_group_size_is_checked_before_anything_runs():
 
 def test_layer_count_is_checked():
     method = build_method("hadamard", d=WIDTH, layers=3)
-    with pytest.raises(RolaqError, match="hadamard has 3 rotations, the model 2"), attach(tiny("minicpm3"), method):
+    with (
+        pytest.raises(RolaqError, match="hadamard has 3 rotations, the model 2"),
+        attach(tiny("minicpm3"), method),
+    ):
         pass
 
 
@@ -106,7 +113,9 @@ def test_a_cache_that_cannot_hold_latents_is_refused():
     model = tiny("minicpm3")
     static = StaticCache(config=model.config, max_cache_len=32)
     with attach(model, Wobble()):
-        with pytest.raises(RolaqError, match=r"StaticLayer, which cannot hold .*self_attn: pass a DynamicCache"):
+        with pytest.raises(
+            RolaqError, match=r"StaticLayer, which cannot hold .*self_attn: pass a DynamicCache"
+        ):
             model(IDS, cache=static)
         with pytest.raises(RolaqError, match="tuple cannot hold latents"):
             model(IDS, cache=((None, None),))
@@ -136,7 +145,10 @@ def test_padding_after_the_text_is_refused_where_the_window_would_fall_on_it(rea
     mask = torch.ones(2, 18, dtype=torch.long)
     mask[1, 15:] = 0
     model = tiny("minicpm3")
-    with attach(model, Wobble(), Protection(0, 4, reading)), pytest.raises(RolaqError, match="pad on the left"):
+    with (
+        attach(model, Wobble(), Protection(0, 4, reading)),
+        pytest.raises(RolaqError, match="pad on the left"),
+    ):
         model(IDS, attention_mask=mask)
     with attach(model, Wobble(), Protection(4, 0, reading)):
         model(IDS, attention_mask=mask)
@@ -145,7 +157,9 @@ def test_padding_after_the_text_is_refused_where_the_window_would_fall_on_it(rea
 def test_other_attention_implementations():
     model = tiny("minicpm3", "flex_attention")
     with attach(model, Wobble(), Protection(0, 4)):
-        with pytest.raises(RolaqError, match=r"attn_implementation=flex_attention .* attn_implementation=sdpa"):
+        with pytest.raises(
+            RolaqError, match=r"attn_implementation=flex_attention .* attn_implementation=sdpa"
+        ):
             model(IDS)
         with pytest.raises(RolaqError, match="attn_implementation=sdpa"):
             model(IDS, use_cache=False)
@@ -230,7 +244,10 @@ def test_layers_without_the_cache_they_need():
     layer = tiny("minicpm3").model.layers[0]
     states = torch.randn(1, 12, 64)
     rope = tiny("minicpm3").model.rotary_emb(states, torch.arange(12)[None])
-    with attach(tiny("minicpm3"), Wobble(), Protection(0, 4)), pytest.raises(RolaqError, match="reading=storage"):
+    with (
+        attach(tiny("minicpm3"), Wobble(), Protection(0, 4)),
+        pytest.raises(RolaqError, match="reading=storage"),
+    ):
         layer(states, position_embeddings=rope)
     with attach(tiny("minicpm3"), Wobble()):
         quantized = layer(states, position_embeddings=rope)

@@ -4,13 +4,15 @@ import copy
 
 import pytest
 import torch
-from tiny_models import WIDTH, Wobble, result, tiny, tokens
+from tiny_models import WIDTH, Wobble, current, result, tiny, tokens
 from transformers import DynamicCache
 
 from rolaq.quant.adapters.attach import attach
 from rolaq.quant.adapters.layers import find_mla_layers
 from rolaq.quant.methods import build_method
 from rolaq.quant.protection import Protection
+
+pytestmark = current
 
 BUDGETS = [(0, 0), (3, 0), (2, 5)]
 
@@ -20,7 +22,9 @@ def method(name, layers=2):
 
 
 def generate(model, ids, new=12, **options):
-    return model.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None, **options)[:, ids.shape[1] :]
+    return model.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None, **options)[
+        :, ids.shape[1] :
+    ]
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -46,13 +50,13 @@ def test_methods_change_what_is_generated(name):
 
 @pytest.mark.parametrize("reading", ["per_query", "storage", "serving"])
 @pytest.mark.parametrize("kind", ["minicpm3", "deepseek_v2", "kimi_linear", "glm_moe_dsa"])
-@pytest.mark.parametrize("name", ["wobble", "kvarn"])
+@pytest.mark.parametrize("name", ["wobble", "kvarn", "hadamard"])
 def test_a_left_padded_batch_is_its_rows(reading, kind, name):
     model, rows = tiny(kind, dtype=torch.float64), [tokens(1, n, seed=n) for n in (11, 4, 17)]
     padded = torch.cat([torch.nn.functional.pad(row, (17 - row.shape[1], 0), value=0) for row in rows])
     mask = (padded != 0).long()
     other = torch.where(mask.bool(), padded, 7)
-    with attach(model, method(name), Protection(2, 5, reading)):
+    with attach(model, method(name, len(find_mla_layers(model))), Protection(2, 5, reading)):
         alone = torch.cat([generate(model, row, attention_mask=torch.ones_like(row)) for row in rows])
         assert torch.equal(generate(model, padded, attention_mask=mask), alone)
         assert torch.equal(generate(model, other, attention_mask=mask), alone)
@@ -158,6 +162,20 @@ def test_an_empty_cache_is_taken_over_in_place(make):
         assert output.cache is cache and cache.get_seq_length() == 20
         assert torch.equal(result(output), result(model(ids)))
         assert torch.allclose(result(output), result(model(ids, past_key_values=make(model.config))))
+
+
+def test_methods_that_quantize_token_by_token_get_all_rows_at_once():
+    class ByToken(Wobble):
+        def by_token(self, tokens):
+            return tokens < 9
+
+    model, ids, mask = tiny("minicpm3"), tokens(3, 16), torch.ones(3, 16, dtype=torch.long)
+    mask[1, :4], mask[2, :9] = 0, 0
+    with attach(model, recorded := ByToken(), Protection(2, 5)):
+        cache = model(ids[:, :15], attention_mask=mask[:, :15]).cache
+        assert len(recorded.events) == 2 * 2  # the third row has nothing outside its window and sinks
+        model(ids[:, 15:], attention_mask=mask, cache=cache)
+    assert [(start, n) for _, start, n, _ in recorded.events[4:]] == [(10, 1)] * 2
 
 
 def test_decoding_quantizes_one_token_a_step_and_layer():

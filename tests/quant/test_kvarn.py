@@ -144,7 +144,9 @@ def test_rows_and_tiles_do_not_touch_each_other():
     x = torch.from_numpy(latents(3, 256, WIDTH))
     method = Kvarn()
     whole = method.reconstruct(x, 0)
-    alone = torch.cat([method.reconstruct(x[1:2, :128], 0), method.reconstruct(x[1:2, 128:], 0, start=128)], 1)
+    alone = torch.cat(
+        [method.reconstruct(x[1:2, :128], 0), method.reconstruct(x[1:2, 128:], 0, start=128)], 1
+    )
     assert torch.allclose(whole[1:2], alone, atol=1e-5)
 
 
@@ -167,6 +169,7 @@ def test_std_is_reported_by_layer():
     method.reconstruct(x, 3)
     method.reconstruct(x[:, :60], 3)
     parts = [
-        (part.double() @ torch.from_numpy(reference.sylvester(WIDTH))).std(-1).flatten() for part in (x, x[:, :60])
+        (part.double() @ torch.from_numpy(reference.sylvester(WIDTH))).std(-1).flatten()
+        for part in (x, x[:, :60])
     ]
     assert method.latent_std() == {3: pytest.approx(float(torch.cat(parts).mean()), rel=1e-5)}
