@@ -7,6 +7,7 @@ import time
 from omegaconf import DictConfig
 from torch import Tensor
 
+from rolaq.calib.attention import fused_attention
 from rolaq.calib.checkpoint import RunState, check_identity, load_state
 from rolaq.calib.config import CalibrateConfig
 from rolaq.calib.loop import CalibrationLoop
@@ -31,10 +32,10 @@ def main(cfg: DictConfig) -> None:
     state = resume(session)
     if finished(session, state):
         print(f"nothing to do: {session.folder / 'rolaq'} was made by this very run; overwrite=true repeats it")
-        print_summary(session)
-        return
-    with tracker(settings.tracking, "calibrate", settings.model_dump(mode="json")) as track:
-        calibrate(session, state, track)
+    else:
+        track = tracker(settings.tracking, "calibrate", settings.model_dump(mode="json"))
+        with fused_attention(), track:
+            calibrate(session, state, track)
     print_summary(session)
 
 

@@ -112,3 +112,33 @@ def text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     sizes = {"fit": 8, "train": 24, "val": 12}
     return {name: write_text(folder, name, size, seed) for seed, (name, size) in enumerate(sizes.items())}
+
+
+@pytest.fixture(scope="session")
+def model_folder(model, tokenizer, tmp_path_factory):
+    """The tiny model saved as a user would have it."""
+    folder = tmp_path_factory.mktemp("models") / "toy"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def overrides(model_folder, text):
+    """Command-line arguments of a calibration that takes a second; the folder is still to be given."""
+    return [
+        "model=auto",
+        f"model.path={model_folder}",
+        "model.context=128",
+        "data=local",
+        "data.root=unused",
+        *(f"data.{name}=[{path}]" for name, path in text.items()),
+        "data.test=[]",
+        "tracking=none",
+        "calib.steps=5",
+        "calib.tokens_per_step=128",
+        "calib.fit_tokens=512",
+        "calib.validation.every=2",
+        "calib.validation.documents=2",
+        "calib.lr_rotation=0.02",
+    ]
