@@ -71,4 +71,5 @@ def attention_errors(outputs: Sequence[Tensor], references: Sequence[Tensor]) ->
 
     outputs, references: one tensor per layer, attention outputs after W_O at the scored positions.
     """
-    return torch.stack([relative_error(y, ref) for y, ref in zip(outputs, references, strict=True)])
+    errors = [relative_error(y, ref) for y, ref in zip(outputs, references, strict=True)]
+    return torch.stack([error.to(errors[0].device) for error in errors])

@@ -35,13 +35,12 @@ def draw_training(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
         left.set(xlabel="step", ylabel="loss (nats)", yscale="log")
         left.legend()
         ratios = sorted((key for key in validations[0] if key.startswith("r_")), key=lambda key: int(key[2:]))
-        for name in ("S", *ratios):
-            style = (
-                {"color": colour("rolaq"), "marker": "D"}
-                if name == "S"
-                else {"linestyle": "--", "linewidth": 1}
-            )
-            right.plot([e["step"] for e in validations], [e[name] for e in validations], label=name, **style)
+        at = [e["step"] for e in validations]
+        right.plot(
+            at, [e["S"] for e in validations], label="S", color=colour("rolaq"), marker=marker("rolaq")
+        )
+        for name, shade in zip(ratios, (0.75, 0.55, 0.35, 0.15), strict=False):
+            right.plot(at, [e[name] for e in validations], "--", color=str(shade), linewidth=1, label=name)
         right.set(xlabel="step", ylabel="KL relative to OSCAR")
         right.legend()
 

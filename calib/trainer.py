@@ -75,7 +75,7 @@ class Trainer:
         if self.use_kl:
             kl = vocabulary_kl(student.hidden, teacher.hidden, self.head, self.config.chunk)
         if self.use_attention:
-            attention = attention_errors(student.outputs, teacher.outputs).mean()
+            attention = attention_errors(student.outputs, teacher.outputs).mean().to(kl.device)
         return kl + (self.config.attention_weight if self.use_kl else 1.0) * attention, kl, attention
 
     def _set_learning_rates(self, index: int) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from rolaq.calib.attention import fused_attention
 
 

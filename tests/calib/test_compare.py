@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+
 from rolaq.calib.compare import command
 
 
