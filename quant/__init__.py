@@ -1,0 +1,1 @@
+"""Quantizer, rotations, methods, protection, adapters and the artifact: what every part agrees on."""

@@ -1,0 +1,143 @@
+"""The artifact: what calibration writes, and evaluation and serving read.
+
+A folder with `rolaq_config.json` (metadata, the whole spec, T and g per layer) and
+`rolaq.safetensors` (`rotation [L, d, d]`, `threshold [L]`, `gain [L]`, all fp32), beside a model card
+and the calibration history. Every load verifies it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from rolaq.common.errors import RolaqError
+from rolaq.quant.metadata import FORMAT_VERSION, ArtifactConfig, ModelIdentity
+from rolaq.quant.methods.grouped import FourLevelMethod
+from rolaq.quant.spec import QuantizerSpec
+from rolaq.quant.verify import tensor_shapes, verify_model, verify_tensors
+
+CONFIG_NAME, TENSORS_NAME = "rolaq_config.json", "rolaq.safetensors"
+
+
+class Artifact:
+    """Rotation `[L, d, d]`, threshold `[L]`, gain `[L]` (fp32, CPU) and their metadata."""
+
+    def __init__(self, config: ArtifactConfig, rotation: Tensor, threshold: Tensor, gain: Tensor) -> None:
+        self.config, self.rotation, self.threshold, self.gain = config, rotation, threshold, gain
+
+    @classmethod
+    def create(
+        cls, method: str, model: ModelIdentity, spec: QuantizerSpec, tensors: dict[str, Tensor], **about: Any
+    ) -> Artifact:
+        """A verified artifact from `tensors` (rotation, threshold, gain); `about` fills the metadata."""
+        tensors = {name: tensors[name].detach().float().cpu().contiguous() for name in tensor_shapes(model)}
+        config = ArtifactConfig(
+            method=method,
+            spec=spec,
+            model=model,
+            threshold=tensors["threshold"].tolist(),
+            gain=tensors["gain"].tolist(),
+            tensors_sha256=hashlib.sha256(save(tensors)).hexdigest(),
+            **about,
+        )
+        verify_tensors(config, tensors, where=method)
+        return cls(config, **tensors)
+
+    @property
+    def id(self) -> str:
+        """Short identity: the first 12 digits of the tensors' SHA-256."""
+        return self.config.tensors_sha256[:12]
+
+    def method(self) -> FourLevelMethod:
+        """The quantization method these tensors define."""
+        return FourLevelMethod(self.config.method, self.rotation, self.threshold, self.gain, self.config.spec)
+
+    def save(self, folder: str | os.PathLike[str], extra: dict[str, str | bytes] | None = None) -> Path:
+        """Write the folder so that a reader sees the old artifact or the new one, never a mixture.
+
+        `extra` maps further file names (README.md, history.jsonl, figures/x.png) to their content.
+        """
+        folder = Path(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        tensors = {"rotation": self.rotation, "threshold": self.threshold, "gain": self.gain}
+        files = {CONFIG_NAME: self.config.model_dump_json(indent=2) + "\n", TENSORS_NAME: save(tensors)}
+        for name, content in {**files, **(extra or {})}.items():
+            path = staged / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        staged.chmod(0o755)
+        _swap(staged, folder)
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], model: ModelIdentity | None = None) -> Artifact:
+        """Read and verify a folder; with `model`, also that it belongs to that model.
+
+        Raises `RolaqError` for a missing or damaged file, another format, shapes that disagree,
+        a rotation that is not orthogonal, thresholds out of bounds, or another model.
+        """
+        folder = Path(folder)
+        config = _read_config(folder / CONFIG_NAME)
+        tensors = _read_tensors(folder / TENSORS_NAME, config)
+        verify_tensors(config, tensors, where=str(folder))
+        if model is not None:
+            verify_model(config.model, model, where=str(folder))
+        return cls(config, **tensors)
+
+
+def _read_config(path: Path) -> ArtifactConfig:
+    if not path.is_file():
+        raise RolaqError(f"no artifact at {path.parent}: {path.name} is missing; run `make calibrate` first")
+    try:
+        raw = json.loads(path.read_text())
+        version = raw.get("format_version") if isinstance(raw, dict) else None
+        if version != FORMAT_VERSION:
+            raise RolaqError(f"{path}: format_version is {version}, this release reads {FORMAT_VERSION}")
+        return ArtifactConfig.model_validate(raw)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise RolaqError(f"{path} is damaged: {_first_line(error)}; calibrate again") from error
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error).splitlines()[0]
+
+
+def _read_tensors(path: Path, config: ArtifactConfig) -> dict[str, Tensor]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RolaqError(f"artifact {path.parent}: {path.name} cannot be read ({error.strerror})") from error
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != config.tensors_sha256:
+        raise RolaqError(
+            f"{path} is damaged: tensors_sha256 is {digest[:12]}, {CONFIG_NAME} says {config.tensors_sha256[:12]}"
+        )
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise RolaqError(f"{path} is damaged: {_first_line(error)}") from error
+
+
+def _swap(staged: Path, folder: Path) -> None:
+    """Put `staged` in `folder`'s place; the old folder is removed only after the new one stands."""
+    if not folder.exists():
+        staged.rename(folder)
+        return
+    retired = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+    folder.rename(retired / folder.name)
+    staged.rename(folder)
+    shutil.rmtree(retired, ignore_errors=True)

@@ -1,0 +1,57 @@
+"""Which model an artifact belongs to, told from the loaded model itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rolaq.common.errors import RolaqError
+from rolaq.quant.metadata import ModelIdentity
+
+
+class IdentifiedLayer(Protocol):
+    """The part of an MLA layer that identity needs (`adapters.layers.MLALayer` has it)."""
+
+    module: nn.Module
+    latent_dim: int
+    rope_dim: int
+
+
+def weights_fingerprint(layers: Sequence[IdentifiedLayer]) -> str:
+    """First 16 digits of the SHA-256 of the outer layers' `kv_b_proj` weights as BF16 bytes.
+
+    Independent of where the model was loaded from and of the dtype it runs in, as long as that dtype
+    holds BF16 exactly. Two layers are enough to tell fine-tunes of one shape apart.
+    """
+    digest = hashlib.sha256()
+    for layer in (layers[0], layers[-1]):
+        weight: Tensor = layer.module.kv_b_proj.weight.detach()
+        digest.update(weight.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def model_identity(
+    layers: Sequence[IdentifiedLayer], config: Any, name: str, revision: str | None = None
+) -> ModelIdentity:
+    """Identity of a loaded model from its MLA layers and its Transformers `config`.
+
+    Raises `RolaqError` when the layers disagree in their dimensions: one artifact holds one shape.
+    """
+    shapes = {(layer.latent_dim, layer.rope_dim) for layer in layers}
+    if len(shapes) != 1:
+        raise RolaqError(f"the MLA layers of {name} have different (latent, rope) dimensions: {sorted(shapes)}")
+    latent_dim, rope_dim = shapes.pop()
+    architectures = getattr(config, "architectures", None) or [type(config).__name__]
+    return ModelIdentity(
+        name=name,
+        revision=revision,
+        architecture=architectures[0],
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        layers=len(layers),
+        weights=weights_fingerprint(layers),
+    )

@@ -1,0 +1,1 @@
+"""The quantization methods behind one interface (`methods.base.Method`)."""
