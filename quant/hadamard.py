@@ -21,4 +21,6 @@ def block_hadamard(latent_dim: int, block: int, dtype: torch.dtype = torch.float
     """Block-diagonal `[d, d]` of `d / block` Hadamard matrices (QuaRot's H_128, Eq. 11)."""
     if latent_dim % block:
         raise RolaqError(f"latent dimension {latent_dim} is not a multiple of the Hadamard block {block}")
-    return torch.from_numpy(block_diag(*[hadamard(block, torch.float64).numpy()] * (latent_dim // block))).to(dtype)
+    return torch.from_numpy(block_diag(*[hadamard(block, torch.float64).numpy()] * (latent_dim // block))).to(
+        dtype
+    )

@@ -43,7 +43,9 @@ def model_identity(
     """
     shapes = {(layer.latent_dim, layer.rope_dim) for layer in layers}
     if len(shapes) != 1:
-        raise RolaqError(f"the MLA layers of {name} have different (latent, rope) dimensions: {sorted(shapes)}")
+        raise RolaqError(
+            f"the MLA layers of {name} have different (latent, rope) dimensions: {sorted(shapes)}"
+        )
     latent_dim, rope_dim = shapes.pop()
     architectures = getattr(config, "architectures", None) or [type(config).__name__]
     return ModelIdentity(

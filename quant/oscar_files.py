@@ -18,13 +18,19 @@ def import_rotations(folder: str | Path) -> Tensor:
 
     Files are loaded as weights only: nothing in them is executed.
     """
-    found = {int(m[1]): path for path in Path(folder).glob("layer_*.pt") if (m := PATTERN.fullmatch(path.name))}
+    found = {
+        int(m[1]): path for path in Path(folder).glob("layer_*.pt") if (m := PATTERN.fullmatch(path.name))
+    }
     if sorted(found) != list(range(len(found))) or not found:
-        raise RolaqError(f"{folder} must hold layer_0.pt, layer_1.pt, … without gaps; found layers {sorted(found)}")
+        raise RolaqError(
+            f"{folder} must hold layer_0.pt, layer_1.pt, … without gaps; found layers {sorted(found)}"
+        )
     tensors = [_read(found[i]) for i in range(len(found))]
     shapes = {tuple(t.shape) for t in tensors}
     if len(shapes) != 1 or len(shape := shapes.pop()) != 2 or shape[0] != shape[1]:
-        raise RolaqError(f"{folder}: every layer must be one square matrix of the same size, found {shapes or shape}")
+        raise RolaqError(
+            f"{folder}: every layer must be one square matrix of the same size, found {shapes or shape}"
+        )
     return torch.stack(tensors)
 
 

@@ -20,7 +20,9 @@ def pack_codes(codes: Tensor) -> Tensor:
     Raises ValueError for another dtype or d; the value range is the caller's contract.
     """
     if codes.dtype != torch.uint8 or codes.shape[-1] % PLANES:
-        raise ValueError(f"codes must be uint8 with a multiple of 8 values, got {codes.dtype} {tuple(codes.shape)}")
+        raise ValueError(
+            f"codes must be uint8 with a multiple of 8 values, got {codes.dtype} {tuple(codes.shape)}"
+        )
     planes = codes.unflatten(-1, (PLANES, -1)).int()
     shifts = 2 * torch.arange(PLANES, dtype=torch.int32, device=codes.device).unsqueeze(-1)
     words = (planes << shifts).sum(-2)

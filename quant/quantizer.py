@@ -39,7 +39,9 @@ def group_statistics(z: Tensor, spec: QuantizerSpec = DEFAULT) -> tuple[Tensor, 
     return centred / sigma, mean, sigma
 
 
-def encode(z: Tensor, threshold: Tensor | float, gain: Tensor | float, spec: QuantizerSpec = DEFAULT) -> Codes:
+def encode(
+    z: Tensor, threshold: Tensor | float, gain: Tensor | float, spec: QuantizerSpec = DEFAULT
+) -> Codes:
     """Quantize rotated latents `z [..., d]` with threshold T and gain g (Eq. 5).
 
     code = [x >= -T] + [x >= 0] + [x >= T]: ties go up. scale = ((2 a_in) g) sigma and
@@ -106,7 +108,9 @@ class _FourLevel(torch.autograd.Function):
     """`decode(encode(z))` with mean and sigma held constant in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, threshold: Tensor, gain: Tensor, spec: QuantizerSpec, width: float) -> Tensor:
+    def forward(
+        ctx: Any, z: Tensor, threshold: Tensor, gain: Tensor, spec: QuantizerSpec, width: float
+    ) -> Tensor:
         ctx.save_for_backward(z, threshold, gain)
         ctx.spec, ctx.width = spec, width
         return decode(encode(z, threshold, gain, spec))
@@ -123,7 +127,9 @@ class _UnitLevels(torch.autograd.Function):
     """`g a_T(x)` on standardised coordinates, straight-through in x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, threshold: Tensor, gain: Tensor, spec: QuantizerSpec, width: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, threshold: Tensor, gain: Tensor, spec: QuantizerSpec, width: float
+    ) -> Tensor:
         ctx.save_for_backward(x, threshold, gain)
         ctx.spec, ctx.width = spec, width
         return gain * levels(x, threshold, spec)

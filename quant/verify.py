@@ -51,10 +51,14 @@ def verify_tensors(config: ArtifactConfig, tensors: dict[str, Tensor], where: st
 
 def _verify_listed(name: str, values: Tensor, listed: list[float], where: str) -> None:
     if len(listed) != len(values):
-        raise RolaqError(f"artifact {where}: the config lists {len(listed)} values of {name}, the tensors hold {len(values)}")
+        raise RolaqError(
+            f"artifact {where}: the config lists {len(listed)} values of {name}, the tensors hold {len(values)}"
+        )
     for layer, (value, other) in enumerate(zip(values.tolist(), listed, strict=True)):
         if abs(value - other) > 1e-6:
-            raise RolaqError(f"artifact {where}: {name} of layer {layer} is {value:.7g}, the config lists {other:.7g}")
+            raise RolaqError(
+                f"artifact {where}: {name} of layer {layer} is {value:.7g}, the config lists {other:.7g}"
+            )
 
 
 def _verify_orthogonal(rotation: Tensor, where: str) -> None:

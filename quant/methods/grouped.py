@@ -35,7 +35,9 @@ class FourLevelMethod:
 
     def quantize(self, latent: Tensor, layer: int) -> Codes:
         """Codes and statistics of `latent [..., d]` as they are stored."""
-        return encode(latent.float() @ self.rotation[layer], self.threshold[layer], self.gain[layer], self.spec)
+        return encode(
+            latent.float() @ self.rotation[layer], self.threshold[layer], self.gain[layer], self.spec
+        )
 
     def reconstruct(
         self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None

@@ -18,7 +18,12 @@ from rolaq.quant.spec import QuantizerSpec
 
 LAYERS, DIM = 3, 128
 MODEL = ModelIdentity(
-    name="m", architecture="DeepseekV2ForCausalLM", latent_dim=DIM, rope_dim=16, layers=LAYERS, weights="0" * 16
+    name="m",
+    architecture="DeepseekV2ForCausalLM",
+    latent_dim=DIM,
+    rope_dim=16,
+    layers=LAYERS,
+    weights="0" * 16,
 )
 
 
@@ -79,12 +84,18 @@ DAMAGE = {
     "no folder": (lambda f: [p.unlink() for p in f.iterdir()], "make calibrate"),
     "no tensors": (lambda f: (f / TENSORS_NAME).unlink(), TENSORS_NAME),
     "a flipped byte": (lambda f: _flip(f / TENSORS_NAME), "tensors_sha256"),
-    "truncated": (lambda f: (f / TENSORS_NAME).write_bytes((f / TENSORS_NAME).read_bytes()[:500]), "tensors_sha256"),
+    "truncated": (
+        lambda f: (f / TENSORS_NAME).write_bytes((f / TENSORS_NAME).read_bytes()[:500]),
+        "tensors_sha256",
+    ),
     "config not JSON": (lambda f: (f / CONFIG_NAME).write_text("{"), "damaged"),
     "config a list": (lambda f: (f / CONFIG_NAME).write_text("[]"), "format_version is None"),
     "other format": (lambda f: edit(f, format_version=2), "format_version is 2, this release reads 1"),
     "unknown field": (lambda f: edit(f, extra=1), "extra"),
-    "T in config moved": (lambda f: edit(f, threshold=[0.9, 0.95, 1.1]), "threshold of layer 2 is 1, the config lists 1.1"),
+    "T in config moved": (
+        lambda f: edit(f, threshold=[0.9, 0.95, 1.1]),
+        "threshold of layer 2 is 1, the config lists 1.1",
+    ),
     "too few T": (lambda f: edit(f, threshold=[0.9]), "threshold"),
 }
 
@@ -131,7 +142,10 @@ def test_rehashed_foreign_tensors_are_still_verified(tmp_path):
     artifact().save(tmp_path / "a")
     tensors = load_file(tmp_path / "a" / TENSORS_NAME)
     save_file({**tensors, "rotation": tensors["rotation"][:2]}, tmp_path / "a" / TENSORS_NAME)
-    edit(tmp_path / "a", tensors_sha256=hashlib.sha256((tmp_path / "a" / TENSORS_NAME).read_bytes()).hexdigest())
+    edit(
+        tmp_path / "a",
+        tensors_sha256=hashlib.sha256((tmp_path / "a" / TENSORS_NAME).read_bytes()).hexdigest(),
+    )
     with pytest.raises(RolaqError, match="rotation has shape"):
         Artifact.load(tmp_path / "a")
 

@@ -87,7 +87,9 @@ def test_threshold_gradient_is_the_smoothed_functions(width, detach):
     z = tensor(16, 256, seed=1).double().float()
     weight = np.random.default_rng(2).standard_normal(z.shape)
     t, g = torch.tensor(0.9, requires_grad=True), torch.tensor(1.07, requires_grad=True)
-    (fake_quantize(z, t, g, width=width, detach_stats=detach) * torch.from_numpy(weight).float()).sum().backward()
+    (
+        fake_quantize(z, t, g, width=width, detach_stats=detach) * torch.from_numpy(weight).float()
+    ).sum().backward()
     x, mean, sigma = reference.standardise(z.numpy())
     grouped = weight.reshape(x.shape)
 
@@ -107,7 +109,9 @@ def test_coupled_gain_adds_its_slope():
     (fake_quantize(z, total, response.gain(total)) * weight).sum().backward()
     t, g = torch.tensor(0.9, requires_grad=True), response.gain(torch.tensor(0.9)).requires_grad_()
     (fake_quantize(z, t, g) * weight).sum().backward()
-    assert total.grad.item() == pytest.approx(t.grad.item() + g.grad.item() * response.gain_slope(0.9), rel=1e-5)
+    assert total.grad.item() == pytest.approx(
+        t.grad.item() + g.grad.item() * response.gain_slope(0.9), rel=1e-5
+    )
 
 
 def test_straight_through_is_the_identity_with_detached_statistics():

@@ -61,7 +61,9 @@ def test_mse_gain_attenuates():
 def test_tensors_and_floats_agree():
     threshold = torch.tensor([0.5, 0.9, 1.25], dtype=torch.float64)
     for function in (r.response, r.response_slope, r.gain, r.gain_slope, r.mse_gain):
-        assert function(threshold).tolist() == pytest.approx([function(float(t)) for t in threshold], rel=1e-12)
+        assert function(threshold).tolist() == pytest.approx(
+            [function(float(t)) for t in threshold], rel=1e-12
+        )
 
 
 def test_unit_response_on_gaussian_samples():

@@ -37,7 +37,9 @@ def test_block_hadamard():
     np.testing.assert_allclose(block_hadamard(16, 8).numpy(), expected, atol=1e-7)
 
 
-@pytest.mark.parametrize("call", [lambda: hadamard(12), lambda: block_hadamard(100, 8), lambda: bit_reversal(24)])
+@pytest.mark.parametrize(
+    "call", [lambda: hadamard(12), lambda: block_hadamard(100, 8), lambda: bit_reversal(24)]
+)
 def test_sizes_that_do_not_work(call):
     with pytest.raises(RolaqError):
         call()
@@ -58,8 +60,13 @@ def test_oscar_rotation():
     expected = dealt @ np.kron(np.eye(4), reference.sylvester(8))
     got = oscar_rotation(torch.from_numpy(sigma), block=8).double().numpy()
     # Eigenvectors are unique up to sign: compare what does not depend on it.
-    signs = np.sign(np.sum((expected @ np.kron(np.eye(4), reference.sylvester(8))) * (
-        got @ np.kron(np.eye(4), reference.sylvester(8))), 0))
+    signs = np.sign(
+        np.sum(
+            (expected @ np.kron(np.eye(4), reference.sylvester(8)))
+            * (got @ np.kron(np.eye(4), reference.sylvester(8))),
+            0,
+        )
+    )
     np.testing.assert_allclose(got, dealt * signs @ np.kron(np.eye(4), reference.sylvester(8)), atol=1e-5)
     np.testing.assert_allclose(got.T @ got, np.eye(32), atol=1e-6)
 
@@ -124,7 +131,9 @@ def test_rotations_agree_with_float64(kind):
         np.testing.assert_allclose(exported[layer].T @ exported[layer], np.eye(DIM), atol=2e-6)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("joint", DIM**2 // 2), ("random", DIM**2 // 2), ("full", DIM**2)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("joint", DIM**2 // 2), ("random", DIM**2 // 2), ("full", DIM**2)]
+)
 def test_parameter_counts(kind, count):
     rotation = build_rotation(kind, torch.from_numpy(BASE), torch.from_numpy(ENERGIES))
     assert sum(p.numel() for p in rotation.parameters()) == LAYERS * count
