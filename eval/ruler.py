@@ -1,0 +1,129 @@
+"""RULER's eight retrieval tasks for a method and budget, through lm-eval."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rolaq.common.config import DataConfig
+from rolaq.common.files import find
+from rolaq.common.progress import progress
+from rolaq.eval.config import RulerConfig
+from rolaq.eval.lm import QuantizedLM, quiet
+from rolaq.eval.methods import digest
+from rolaq.eval.niah import generator, sentence_splitter
+from rolaq.eval.results import Row
+from rolaq.eval.session import Run, Session
+from rolaq.quant.protection import Protection
+
+if TYPE_CHECKING:
+    from rolaq.quant.methods.base import Method
+
+TASKS = Path(__file__).parent / "tasks"
+ESSAYS = "PaulGrahamEssays.json"
+
+
+def essay_text(cfg: RulerConfig, data: DataConfig) -> tuple[list[str], str | None, str]:
+    """Files of the essay haystack, the domain to take of them, and what to call it in a report.
+
+    RULER's own essays when they are given or lie in ``eval/ruler`` under ``data.root``; otherwise
+    the test text's ``essay_domain``.
+    """
+    if cfg.essay:
+        return cfg.essay, None, ", ".join(cfg.essay)
+    root = Path(find(data.root)) if data.root and not data.root.startswith("hf:") else None
+    for folder in (root, root.parent) if root else ():
+        if (path := folder / "eval" / "ruler" / ESSAYS).is_file():
+            return [str(path)], None, "Paul Graham's essays (RULER's own)"
+    return data.test, cfg.essay_domain, f"{cfg.essay_domain} of the {data.name} test text (not RULER's essays)"
+
+
+class Ruler:
+    """The tasks with their items, made once and the same for every method.
+
+    Attributes:
+        about: haystack text, sentence splitter, samples and seed, for the record.
+        id: changes with any item.
+    """
+
+    def __init__(self, cfg: RulerConfig, data: DataConfig, tokenizer: str, seed: int) -> None:
+        essay, domain, name = essay_text(cfg, data)
+        generator()
+        self.cfg = cfg
+        self.about = {"essay": name, "sentences": sentence_splitter(), "samples": cfg.samples, "seed": seed}
+        sizes = {"lengths": cfg.lengths, "samples": cfg.samples, "new_tokens": cfg.new_tokens, "seed": seed}
+        self.tasks = _load(cfg.tasks, {"tokenizer": tokenizer, "essay": essay, "essay_domain": domain, **sizes})
+        documents = [doc for task in self.tasks.values() for doc in task.test_docs()]
+        self.id = digest(cfg.new_tokens, *(f"{doc['input']}{doc['gen_prefix']}{doc['outputs']}" for doc in documents))
+
+    def run(self, lm: QuantizedLM, method: Method, protection: Protection) -> list[Row]:
+        """Rows of task, length, score (0 to 100, as RULER rounds it) and n, for one method and budget."""
+        from lm_eval import simple_evaluate
+
+        lm.use(method, protection)
+        with quiet():
+            found = simple_evaluate(
+                lm,
+                tasks=list(self.tasks.values()),
+                gen_kwargs={"max_gen_toks": self.cfg.new_tokens},
+                bootstrap_iters=0,
+                log_samples=True,
+            )
+        return [row for name in self.tasks for row in _rows(name, found["samples"][name])]
+
+
+def _load(names: list[str], metadata: dict[str, Any]) -> dict[str, Any]:
+    """The task objects; lm-eval's other tasks are not looked at."""
+    from lm_eval.tasks import TaskManager
+
+    with quiet():
+        manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata)
+        return dict(manager.load(list(names))["tasks"])
+
+
+def _rows(name: str, samples: list[dict[str, Any]]) -> list[Row]:
+    by_length: dict[int, list[float]] = defaultdict(list)
+    for sample in samples:
+        by_length[sample["doc"]["max_length"]].append(sample["score"])
+    return [
+        {"length": length, "task": name, "score": round(100 * sum(scores) / len(scores), 2), "n": len(scores)}
+        for length, scores in sorted(by_length.items())
+    ]
+
+
+def evaluate(session: Session) -> None:
+    """Run what is not in the results yet, saved after every method and budget.
+
+    The BF16 model's answers do not depend on the budget and are generated once.
+    """
+    cfg = session.cfg.suite.ruler
+    if cfg is None:
+        return
+    session.check_lengths(cfg.lengths, "suite.ruler.lengths")
+    runs = list(dict.fromkeys(run for item in cfg.passes for run in session.runs(item)))
+    if not runs:
+        return
+    ruler = Ruler(cfg, session.cfg.data, find(session.cfg.model.path), session.cfg.seed)
+    session.results.meta["ruler"] = ruler.about
+    pending = [run for run in runs if not _there(session, ruler, run)]
+    lm = QuantizedLM(session.target.model, session.target.tokenizer, max(1, cfg.batch_tokens // max(cfg.lengths)))
+    exact: dict[str, list[Row]] = {}
+    for entry, budget in progress(pending, label="RULER, method and budget"):
+        rows = exact.get(entry.name) or ruler.run(lm, entry.method, session.protection(budget))
+        if entry.method.exact:
+            exact[entry.name] = rows
+        for row in rows:
+            session.results.add("ruler", {**_key(session, ruler, (entry, budget)), **row})
+        session.results.save()
+
+
+def _key(session: Session, ruler: Ruler, run: Run) -> Row:
+    columns = session.columns(run)
+    return {**columns, "through": "simulated", "fingerprint": digest(*columns.values(), ruler.id)}
+
+
+def _there(session: Session, ruler: Ruler, run: Run) -> bool:
+    key = _key(session, ruler, run)
+    wanted = [{**key, "length": length, "task": task} for length in ruler.cfg.lengths for task in ruler.cfg.tasks]
+    return all(session.results.find("ruler", row) for row in wanted)
