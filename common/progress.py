@@ -18,7 +18,9 @@ class Progress(Generic[T]):
     manager either way.
     """
 
-    def __init__(self, items: Iterable[T] | None = None, *, total: int | None = None, label: str = "") -> None:
+    def __init__(
+        self, items: Iterable[T] | None = None, *, total: int | None = None, label: str = ""
+    ) -> None:
         terminal = sys.stderr.isatty()
         # a log file gets whole lines: no carriage returns, one at most every ten seconds
         self.bar: Any = tqdm(
