@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.models.huggingface import HFLM
 
+from rolaq.eval.niah import quiet
 from rolaq.quant.adapters.attach import attach
 from rolaq.quant.protection import Protection
 
@@ -58,17 +58,3 @@ class QuantizedLM(HFLM):
     def get_model_info(self) -> dict[str, Any]:
         """Nothing: lm-eval's version asks the hub for the model's commit."""
         return {}
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Errors only from lm-eval and Transformers, whose warnings do not concern our tasks."""
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "transformers", "httpx")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TRAINED, UNTRAINED = "nltk punkt_tab", "nltk punkt, untrained (punkt_tab is not installed)"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Errors only from lm-eval and Transformers, whose warnings do not concern our tasks."""
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "transformers", "httpx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @cache

@@ -10,14 +10,14 @@ from rolaq.common.config import DataConfig
 from rolaq.common.files import find
 from rolaq.common.progress import progress
 from rolaq.eval.config import RulerConfig
-from rolaq.eval.lm import QuantizedLM, quiet
 from rolaq.eval.methods import digest
-from rolaq.eval.niah import generator, sentence_splitter
+from rolaq.eval.niah import generator, quiet, sentence_splitter
 from rolaq.eval.results import Row
 from rolaq.eval.session import Run, Session
 from rolaq.quant.protection import Protection
 
 if TYPE_CHECKING:
+    from rolaq.eval.lm import QuantizedLM
     from rolaq.quant.methods.base import Method
 
 TASKS = Path(__file__).parent / "tasks"
@@ -104,6 +104,8 @@ def evaluate(session: Session) -> None:
     runs = list(dict.fromkeys(run for item in cfg.passes for run in session.runs(item)))
     if not runs:
         return
+    from rolaq.eval.lm import QuantizedLM  # lm-eval takes seconds to import
+
     ruler = Ruler(cfg, session.cfg.data, find(session.cfg.model.path), session.cfg.seed)
     session.results.meta["ruler"] = ruler.about
     pending = [run for run in runs if not _there(session, ruler, run)]
