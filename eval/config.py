@@ -70,7 +70,9 @@ class RulerConfig(Config):
         passes: which methods at which budgets.
         essay: files of the essay haystack; null looks for RULER's essays under ``data.root`` and
             else takes the ``essay_domain`` documents of the test text.
-        new_tokens: generated tokens (the official 128); prompts leave room for them.
+        new_tokens: tokens that prompts leave room for (the official 128).
+        generate: tokens that are generated at most; null for ``new_tokens``. Answers of the eight
+            tasks in one token per digit take up to 40.
         batch_tokens: prompt tokens that are generated from at once.
     """
 
@@ -81,6 +83,7 @@ class RulerConfig(Config):
     essay: list[str] | None = None
     essay_domain: str = "books"
     new_tokens: int = Field(128, ge=1)
+    generate: int | None = Field(None, ge=1)
     batch_tokens: int = Field(16384, ge=1)
 
 

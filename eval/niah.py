@@ -29,13 +29,14 @@ TRAINED, UNTRAINED = "nltk punkt_tab", "nltk punkt, untrained (punkt_tab is not 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Errors only from lm-eval and Transformers, whose warnings do not concern our tasks."""
+    """Errors only from lm-eval and Transformers: no warnings that do not concern us, no bars inside ours."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "transformers", "httpx")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

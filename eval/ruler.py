@@ -51,26 +51,36 @@ class Ruler:
         essay, domain, name = essay_text(cfg, data)
         generator()
         self.cfg = cfg
-        self.about = {"essay": name, "sentences": sentence_splitter(), "samples": cfg.samples, "seed": seed}
+        tokens = cfg.generate or cfg.new_tokens
         sizes = {"lengths": cfg.lengths, "samples": cfg.samples, "new_tokens": cfg.new_tokens, "seed": seed}
+        self.about = {"essay": name, "sentences": sentence_splitter(), **sizes, "generate": tokens}
         self.tasks = _load(cfg.tasks, {"tokenizer": tokenizer, "essay": essay, "essay_domain": domain, **sizes})
+        for task in self.tasks.values():
+            task.set_config("generation_kwargs", {"max_gen_toks": tokens}, update=True)
         documents = [doc for task in self.tasks.values() for doc in task.test_docs()]
-        self.id = digest(cfg.new_tokens, *(f"{doc['input']}{doc['gen_prefix']}{doc['outputs']}" for doc in documents))
+        self.id = digest(tokens, *(f"{doc['input']}{doc['gen_prefix']}{doc['outputs']}" for doc in documents))
 
     def run(self, lm: QuantizedLM, method: Method, protection: Protection) -> list[Row]:
         """Rows of task, length, score (0 to 100, as RULER rounds it) and n, for one method and budget."""
-        from lm_eval import simple_evaluate
+        from lm_eval import evaluate as run_tasks  # simple_evaluate looks at the hub and at git
 
         lm.use(method, protection)
-        with quiet():
-            found = simple_evaluate(
-                lm,
-                tasks=list(self.tasks.values()),
-                gen_kwargs={"max_gen_toks": self.cfg.new_tokens},
-                bootstrap_iters=0,
-                log_samples=True,
-            )
-        return [row for name in self.tasks for row in _rows(name, found["samples"][name])]
+        samples: dict[str, list[dict[str, Any]]] = {}
+        for names in self._groups(lm):
+            tasks = {name: self.tasks[name] for name in names}
+            with quiet():
+                samples |= run_tasks(lm, {"tasks": tasks}, bootstrap_iters=0, log_samples=True)["samples"]
+        return [row for name in self.tasks for row in _rows(name, samples[name])]
+
+    def _groups(self, lm: QuantizedLM) -> list[list[str]]:
+        """Tasks of short and of long answers: a batch is generated until its last answer ends."""
+        longest = {
+            name: max(len(lm.tok_encode(", ".join(doc["outputs"]))) for doc in task.test_docs())
+            for name, task in self.tasks.items()
+        }
+        limit = 2 * min(longest.values())
+        groups = [[n for n in longest if (longest[n] <= limit) == short] for short in (True, False)]
+        return [names for names in groups if names]
 
 
 def _load(names: list[str], metadata: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +121,8 @@ def evaluate(session: Session) -> None:
     pending = [run for run in runs if not _there(session, ruler, run)]
     lm = QuantizedLM(session.target.model, session.target.tokenizer, max(1, cfg.batch_tokens // max(cfg.lengths)))
     exact: dict[str, list[Row]] = {}
+    if not pending:
+        return
     for entry, budget in progress(pending, label="RULER, method and budget"):
         rows = exact.get(entry.name) or ruler.run(lm, entry.method, session.protection(budget))
         if entry.method.exact:
