@@ -48,9 +48,12 @@ clean: ## remove .venv and caches; artifacts/ and results/ stay
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+		|| { echo "error: $(PYTHON) is not Python 3.11 or 3.12; name one: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "Making $(VENV): installs torch, transformers and the rest. This takes some minutes, once."
 	@rm -f $(STAMP)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); } \
+		|| { echo "error: $(PYTHON) cannot make environments; on Debian install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' \
 		|| { echo "error: the installation failed; see above, then run make again" >&2; exit 1; }
 	@touch $(STAMP)

@@ -63,8 +63,9 @@ def load_model(cfg: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _unloadable(cfg, error) from error
     tokenizer = load_tokenizer(cfg)
-    placed: Any = model if cfg.device == "map" else model.to(device)  # type: ignore[arg-type]
-    return placed.eval().requires_grad_(False), tokenizer
+    if cfg.device != "map":
+        model = model.to(device)
+    return model.eval().requires_grad_(False), tokenizer
 
 
 def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from tqdm import tqdm
+from typing_extensions import TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
 
 
 class Progress(Generic[T]):

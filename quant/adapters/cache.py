@@ -69,7 +69,7 @@ class LatentCacheLayer(DynamicLayer):
         if key_states.shape[1] != 1 or key_states.shape[-1] != self.latent_dim:
             raise RolaqError(
                 f"transformers {transformers.__version__} caches expanded keys {list(key_states.shape)} here, not latents: "
-                "install transformers>=5.17, or pass use_cache=False with recent=0 or reading=storage"
+                "install transformers>=5.17 (later for sparse attention), or pass use_cache=False and recent=0"
             )
 
     def reset(self) -> None:

@@ -114,9 +114,9 @@ EAGER_ONLY = {"hy_v4"}
 
 
 @cache
-def tiny(kind, attention=None, seed=0, **changes):
+def tiny(kind, attention=None, dtype=torch.float32, **changes):
     """A frozen model in eval mode. Shared between tests: alter nothing."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**COMMON, **CONFIGS[kind], **changes})
     family = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
     attention = attention or ("eager" if kind in EAGER_ONLY else "sdpa")
@@ -127,7 +127,7 @@ def tiny(kind, attention=None, seed=0, **changes):
                 parameter.normal_(std=parameter.shape[1] ** -0.5)
             elif "layernorm" in name:
                 parameter.uniform_(0.6, 1.4)
-    return model.requires_grad_(False)
+    return model.requires_grad_(False).to(dtype)
 
 
 def tokens(*shape, seed=1):
