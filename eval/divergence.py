@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -59,9 +60,11 @@ def logits_of(model: PreTrainedModel, ids: Tensor, method: Method, protection: P
     with torch.no_grad(), attach(model, method, protection):
         if protection.reading != "serving":
             return model(input_ids=ids, use_cache=False).logits
+        # renamed in transformers 5.17, the old name warns
+        name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         cache, parts = None, []
         for chunk in ids.split(prefill, dim=1):
-            output = model(input_ids=chunk, past_key_values=cache, use_cache=True)
+            output = model(input_ids=chunk, use_cache=True, **{name: cache})
             cache = output.past_key_values
             parts.append(output.logits)
         return torch.cat(parts, dim=1)
