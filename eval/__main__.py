@@ -57,7 +57,10 @@ def publish(session: Session, track: Tracker) -> list[Path]:
     page = results.path.with_suffix(".md")
     texts = sections(tables)
     with atomic_write(page) as temporary:
-        parts = [f"# {session.target.name}, suite {name}\n", *(f"## {title}\n\n{text}" for title, text in texts.items())]
+        parts = [
+            f"# {session.target.name}, suite {name}\n",
+            *(f"## {title}\n\n{text}" for title, text in texts.items()),
+        ]
         temporary.write_text("\n".join(parts), encoding="utf-8")
     figures = draw(tables, results.meta, results.path.parent / "figures" / name)
     for title, path in figures.items():
@@ -83,7 +86,11 @@ def run(raw: DictConfig) -> None:
         finally:
             session.results.save()
         written = publish(session, track)
-    print("wrote " + ", ".join(map(str, written[:2])) + f" and {len(written) - 2} figures in {written[-1].parent}")
+    print(
+        "wrote "
+        + ", ".join(map(str, written[:2]))
+        + f" and {len(written) - 2} figures in {written[-1].parent}"
+    )
     print(f"took {time.monotonic() - began:.0f} s")
 
 

@@ -51,7 +51,9 @@ class Scores:
         return math.exp(min(self.loss / max(self.loss_positions, 1), 700.0))
 
 
-def logits_of(model: PreTrainedModel, ids: Tensor, method: Method, protection: Protection, prefill: int) -> Tensor:
+def logits_of(
+    model: PreTrainedModel, ids: Tensor, method: Method, protection: Protection, prefill: int
+) -> Tensor:
     """Logits ``[B, n, V]`` of a teacher-forced pass whose latents are read through ``method``.
 
     With the ``serving`` reading the tokens pass in chunks of ``prefill``, because there only later
@@ -81,7 +83,9 @@ def teacher_log_probs(model: PreTrainedModel, ids: Tensor, chunk: int) -> Tensor
     return torch.cat([part.float().log_softmax(-1) for part in logits.split(chunk, dim=1)], dim=1)
 
 
-def compare(teacher: Tensor, logits: Tensor | None, ids: Tensor, skip: int, chunk: int) -> tuple[Tensor, Tensor]:
+def compare(
+    teacher: Tensor, logits: Tensor | None, ids: Tensor, skip: int, chunk: int
+) -> tuple[Tensor, Tensor]:
     """KL ``[B, n - skip]`` and next-token loss ``[B, n - skip - 1]``, fp32, nats.
 
     Args:

@@ -32,7 +32,12 @@ def run(session: Session) -> float:
     """
     cfg, results = session.cfg.suite.gain_sweep, session.results
     session.check_lengths([cfg.length], "suite.gain_sweep.length")
-    texts = crop(session.documents(session.cfg.data.val, cfg.domains), session.target.tokenizer, cfg.length, cfg.documents)
+    texts = crop(
+        session.documents(session.cfg.data.val, cfg.domains),
+        session.target.tokenizer,
+        cfg.length,
+        cfg.documents,
+    )
     ids = torch.cat(list(texts.values()))
     oscar = session.calibrated["oscar"].artifact.method().to(session.target.model.device)
     skip = cfg.length - cfg.last if cfg.last else session.divergence.skip

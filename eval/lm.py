@@ -27,7 +27,11 @@ class QuantizedLM(HFLM):
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int, context: int | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        batch_size: int,
+        context: int | None = None,
     ) -> None:
         with quiet():
             super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=context)

@@ -59,7 +59,9 @@ class Target:
         from rolaq.quant.adapters.layers import find_mla_layers
 
         layers = find_mla_layers(model)
-        return cls(cfg.name, model, tokenizer, layers, model_identity(layers, model.config, cfg.name, cfg.revision))
+        return cls(
+            cfg.name, model, tokenizer, layers, model_identity(layers, model.config, cfg.name, cfg.revision)
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,11 @@ class Entry:
 
 
 def load_artifacts(
-    names: Sequence[str], target: Target, cfg: ModelConfig, artifact: str = "auto", artifacts: str = "artifacts"
+    names: Sequence[str],
+    target: Target,
+    cfg: ModelConfig,
+    artifact: str = "auto",
+    artifacts: str = "artifacts",
 ) -> dict[str, Calibrated]:
     """The artifacts that ``names`` need, by kind (``oscar``, ``rolaq``), checked against the model.
 
@@ -102,7 +108,9 @@ def load_artifacts(
         folder = _locate(kind, cfg, artifact, artifacts)
         loaded[kind] = Calibrated(Artifact.load(folder, target.identity), str(folder))
         if loaded[kind].artifact.config.method != kind:
-            raise RolaqError(f"{folder} holds a {loaded[kind].artifact.config.method} artifact, {kind} is needed there")
+            raise RolaqError(
+                f"{folder} holds a {loaded[kind].artifact.config.method} artifact, {kind} is needed there"
+            )
     return loaded
 
 
@@ -119,7 +127,9 @@ def _locate(kind: str, cfg: ModelConfig, artifact: str, artifacts: str) -> Path:
         if (place / CONFIG_NAME).is_file():
             return place
     looked = ", ".join(map(str, places))
-    raise RolaqError(f"no {kind} artifact for {cfg.name} in {looked}: run `make calibrate MODEL={cfg.name}` first")
+    raise RolaqError(
+        f"no {kind} artifact for {cfg.name} in {looked}: run `make calibrate MODEL={cfg.name}` first"
+    )
 
 
 def build(
@@ -134,7 +144,14 @@ def _entry(name: str, target: Target, calibrated: dict[str, Calibrated], best_ga
     method = _method(name, target.identity, source, best_gain).to(target.model.device)
     spec = source.artifact.config.spec if source else QuantizerSpec()
     seed = source.artifact.config.seed if source and name == "rolaq" else None
-    about = (target.identity.weights, str(target.model.dtype), name, spec.model_dump_json(), tensors_id(method), code())
+    about = (
+        target.identity.weights,
+        str(target.model.dtype),
+        name,
+        spec.model_dump_json(),
+        tensors_id(method),
+        code(),
+    )
     return Entry(name, method, seed, _bytes(name, spec, target.identity), digest(*about))
 
 

@@ -65,7 +65,9 @@ def generator() -> ModuleType:
         with contextlib.redirect_stdout(io.StringIO()):
             from lm_eval.tasks.ruler import prepare_niah
     except ImportError as error:
-        raise RolaqError(f"RULER needs lm-eval's generator: pip install 'lm_eval[ruler]' ({one_line(error)})") from error
+        raise RolaqError(
+            f"RULER needs lm-eval's generator: pip install 'lm_eval[ruler]' ({one_line(error)})"
+        ) from error
     finally:
         nltk.download = download
     if sentence_splitter() == UNTRAINED:
@@ -91,7 +93,9 @@ def words_of(essay: Sequence[str], domain: str | None = None) -> list[str]:
     documents = read_documents(list(essay))
     texts = [item.text for item in documents if domain in (None, item.domain)]
     if not texts:
-        raise RolaqError(f"no {domain} text in {', '.join(essay)}: set suite.ruler.essay_domain to one that is there")
+        raise RolaqError(
+            f"no {domain} text in {', '.join(essay)}: set suite.ruler.essay_domain to one that is there"
+        )
     return re.sub(r"\s+", " ", " ".join(texts)).strip().split(" ")
 
 
@@ -128,7 +132,9 @@ def make_items(
     random.seed(seed)
     best = _largest(draw, least, room)
     if best is None:
-        raise RolaqError(f"RULER length {length} leaves no room for {least} needles: ask for a longer suite.ruler.lengths")
+        raise RolaqError(
+            f"RULER length {length} leaves no room for {least} needles: ask for a longer suite.ruler.lengths"
+        )
     # the items shall not depend on how long the search took
     random.seed(seed)
     return [{"index": index, **_fitting(draw, best, least)} for index in range(samples)]

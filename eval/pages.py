@@ -60,7 +60,9 @@ def _by_model(tables: Tables, make: Callable[[dict[str, list[Row]]], str], *name
 
 
 def _summary(tables: Tables) -> str:
-    return _by_model(tables, lambda mine: summary_markdown(mine["quality"], mine["ruler"]), "quality", "ruler")
+    return _by_model(
+        tables, lambda mine: summary_markdown(mine["quality"], mine["ruler"]), "quality", "ruler"
+    )
 
 
 def _pivots(table: str, across: str, value: str) -> Callable[[Tables], str]:

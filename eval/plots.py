@@ -19,11 +19,15 @@ def draw(tables: Mapping[str, Sequence[Row]], meta: Mapping[str, Any], folder: P
     found: dict[str, Path] = {}
     for budget in budgets(quality):
         rows = at(quality, budget)
-        found[f"KL by domain, {budget}"] = by_category(rows, "domain", "kl", folder / f"kl_domain_{budget}.png")
+        found[f"KL by domain, {budget}"] = by_category(
+            rows, "domain", "kl", folder / f"kl_domain_{budget}.png"
+        )
         if len(distinct(rows, "length")) > 1:
             found[f"KL by length, {budget}"] = by_length(rows, folder / f"kl_length_{budget}.png")
     for budget in budgets(ruler):
-        found[f"RULER by task, {budget}"] = by_category(at(ruler, budget), "task", "score", folder / f"ruler_{budget}.png")
+        found[f"RULER by task, {budget}"] = by_category(
+            at(ruler, budget), "task", "score", folder / f"ruler_{budget}.png"
+        )
     if tables.get("gain_sweep"):
         found["Gain sweep"] = gain_sweep(tables["gain_sweep"], folder / "gain_sweep.png")
     if meta.get("energy"):
@@ -73,7 +77,12 @@ def gain_sweep(rows: Sequence[Row], path: Path) -> Path:
     """Figure 2b: KL relative to that at OSCAR's gain; the dotted line is unit response."""
     order = sorted(rows, key=lambda row: row["gain"])
     with figure(path, width=4.6) as axes:
-        axes.plot([row["gain"] for row in order], [row["relative"] for row in order], marker="o", color=colour("oscar"))
+        axes.plot(
+            [row["gain"] for row in order],
+            [row["relative"] for row in order],
+            marker="o",
+            color=colour("oscar"),
+        )
         axes.axvline(1.16, linestyle="--", color="0.5", linewidth=1)
         axes.axvline(order[0]["gain"] / order[0]["kappa"], linestyle=":", color="0.5", linewidth=1)
         axes.axhline(1, color="0.8", linewidth=1)
@@ -89,7 +98,9 @@ def energy(profile: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> 
             average, spread = profile[name]["mean"], profile[name]["std"]
             ranks = range(1, len(average) + 1)
             axes.plot(ranks, [100 * x for x in average], linestyle=line, color=shade, label=f"{name}s")
-            bounds = ([100 * (a + sign * s) for a, s in zip(average, spread, strict=True)] for sign in (-1, 1))
+            bounds = (
+                [100 * (a + sign * s) for a, s in zip(average, spread, strict=True)] for sign in (-1, 1)
+            )
             axes.fill_between(ranks, *bounds, color=shade, alpha=0.2, linewidth=0)
         axes.plot([0, len(average)], [0, 100], color="0.6", linewidth=1, label="isotropic")
         axes.axvline(len(average) / 2, linestyle="--", color="0.5", linewidth=1)

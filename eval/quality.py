@@ -74,7 +74,11 @@ def _measure(session: Session, unit: Unit, bar: Progress[Any]) -> None:
     found = measure(session.target.model, unit.ids, runs, session.divergence, bar.update)
     for ((entry, budget), row), scores in zip(unit.pending, found, strict=True):
         protection = session.protection(budget)
-        exact = 0 if entry.method.exact else 2 * session.target.identity.latent_dim * (protection.sink + protection.recent)
+        exact = (
+            0
+            if entry.method.exact
+            else 2 * session.target.identity.latent_dim * (protection.sink + protection.recent)
+        )
         stored = {"bytes_per_token": entry.bytes_per_token, "window_bytes": exact}
         session.results.add("quality", {**row, **numbers(scores), **stored})
 

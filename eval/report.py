@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from rolaq.common.cli import run_hydra
-from rolaq.common.config import Config, resolve
-from rolaq.common.errors import RolaqError, unknown
+from rolaq.common.config import Config, ModelConfig, resolve
+from rolaq.common.errors import RolaqError, lookup
 from rolaq.common.files import atomic_write, markdown_table, read_json, write_json
 from rolaq.eval import html
 from rolaq.eval.pages import of_model, recorded, refresh
@@ -22,11 +20,13 @@ from rolaq.quant.artifact import CONFIG_NAME
 
 
 class ReportConfig(Config):
-    """What `python -m rolaq.eval.report` takes; see `conf/report.yaml`."""
+    """What `python -m rolaq.eval.report` takes; see `conf/report.yaml`.
 
-    model: str
-    suite: str | None = None
-    record: bool = False
+    ``record`` copies the rows of the only suite there is (true), or of the one it names.
+    """
+
+    model: ModelConfig
+    record: bool | str = False
     output: str = "results"
     artifacts: str = "artifacts"
     docs: str = "docs"
@@ -34,30 +34,29 @@ class ReportConfig(Config):
 
 
 def suites(cfg: ReportConfig) -> list[Results]:
-    """The results of the model, one per suite.
-
-    Raises:
-        RolaqError: there are none, or not of the suite asked for.
-    """
-    folder = Path(cfg.output) / cfg.model
-    found = {path.stem: path for path in sorted(folder.glob("*.json"))}
-    if cfg.suite and cfg.suite not in found:
-        raise unknown("suite in the results", cfg.suite, found)
-    return [Results(path) for name, path in found.items() if cfg.suite in (None, name)]
+    """The results of the model, one per suite."""
+    folder = Path(cfg.output) / cfg.model.name
+    return [Results(path) for path in sorted(folder.glob("*.json"))]
 
 
-def record(results: Sequence[Results], folder: Path) -> list[Path]:
+def record(results: Sequence[Results], suite: bool | str, folder: Path) -> list[Path]:
     """Merge the rows of one suite into ``<folder>/<table>.json``; rows with the same key are replaced.
 
     Raises:
-        RolaqError: not exactly one suite, so that it is unclear which numbers to record.
+        RolaqError: no such suite, or it is not clear which one is meant.
     """
-    if len(results) != 1:
-        names = ", ".join(item.path.stem for item in results)
-        raise RolaqError(f"record=true needs one suite: there are {names or 'none, run `make eval` first'}; give suite=…")
+    if not suite:
+        return []
+    found = {item.path.stem: item for item in results}
+    if suite is True and len(found) != 1:
+        names = ", ".join(found) or "none, run `make eval` first"
+        raise RolaqError(f"record=true needs a single suite, there are {names}: give record=<suite>")
+    chosen = (
+        next(iter(found.values())) if suite is True else lookup("suite in the results", str(suite), found)
+    )
     written = []
     for table in KEYS:
-        rows, path = results[0].rows(table), folder / f"{table}.json"
+        rows, path = chosen.rows(table), folder / f"{table}.json"
         if rows:
             written.append(write_json(path, merge(table, read_json(path) if path.exists() else [], rows)))
     return written
@@ -66,19 +65,26 @@ def record(results: Sequence[Results], folder: Path) -> list[Path]:
 def refresh_pages(pages: Sequence[str], folder: Path) -> list[Path]:
     """Refresh the marked tables of Markdown files and of those in folders; returns what changed."""
     tables = recorded(folder)
-    files = [path for name in pages for path in ([Path(name)] if name.endswith(".md") else Path(name).rglob("*.md"))]
+    files = [
+        path
+        for name in pages
+        for path in ([Path(name)] if name.endswith(".md") else Path(name).rglob("*.md"))
+    ]
     return [path for path in files if path.is_file() and refresh(path, tables)]
 
 
 def build(cfg: ReportConfig, results: Sequence[Results]) -> str:
     """The page: each suite's tables and figures, the calibration, then what is recorded."""
     parts = [part for item in results for part in _suite(item)]
-    parts += _calibration(Path(cfg.artifacts) / cfg.model / "rolaq")
-    kept = of_model(recorded(Path(cfg.docs) / "results"), cfg.model)
+    parts += _calibration(Path(cfg.artifacts) / cfg.model.name / "rolaq")
+    kept = of_model(recorded(Path(cfg.docs) / "results"), cfg.model.name)
     texts = sections(kept)
     if texts:
-        parts += [html.heading("Recorded results"), *(html.folded(name, html.table(text)) for name, text in texts.items())]
-    return html.page(f"RoLaQ on {cfg.model}", parts)
+        parts += [
+            html.heading("Recorded results"),
+            *(html.folded(name, html.table(text)) for name, text in texts.items()),
+        ]
+    return html.page(f"RoLaQ on {cfg.model.name}", parts)
 
 
 def _suite(results: Results) -> list[str]:
@@ -89,7 +95,11 @@ def _suite(results: Results) -> list[str]:
     newest = max((row for rows in tables.values() for row in rows), key=lambda row: row["date"], default={})
     about = [f"{key} {newest[key]}" for key in ("date", "commit", "gpu", "command") if newest.get(key)]
     about += [f"RULER {key}: {value}" for key, value in results.meta.get("ruler", {}).items()]
-    parts = [html.heading(f"Suite {name}"), html.note(" · ".join(about)), html.table(texts.pop("Summary", ""))]
+    parts = [
+        html.heading(f"Suite {name}"),
+        html.note(" · ".join(about)),
+        html.table(texts.pop("Summary", "")),
+    ]
     parts += [html.figure(title, path) for title, path in figures.items()]
     return parts + [html.folded(title, html.table(text)) for title, text in texts.items()]
 
@@ -103,19 +113,21 @@ def _calibration(folder: Path) -> list[str]:
     rows = [{"layer": layer, "T": threshold, "g": gain} for layer, (threshold, gain) in layers]
     parts = [html.heading("Calibration"), html.note(f"seed {config['seed']}, {config['tokens']} tokens")]
     parts += [html.figure(path.stem, path) for path in sorted((folder / "figures").glob("*.png"))]
-    return [*parts, html.folded("Thresholds and gains by layer", html.table(markdown_table(rows, ["layer", "T", "g"])))]
+    return [
+        *parts,
+        html.folded("Thresholds and gains by layer", html.table(markdown_table(rows, ["layer", "T", "g"]))),
+    ]
 
 
 def run(raw: DictConfig) -> None:
     """Record if asked to, write the page, refresh the tables."""
     cfg = resolve(raw, ReportConfig)
     results, folder = suites(cfg), Path(cfg.docs) / "results"
-    if not results and not folder.is_dir():
-        near = difflib.get_close_matches(cfg.model, os.listdir(cfg.output) if Path(cfg.output).is_dir() else [])
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise RolaqError(f"no results of {cfg.model} in {cfg.output}: run `make eval MODEL={cfg.model}` first{hint}")
-    written = record(results, folder) if cfg.record else []
-    page = Path(cfg.output) / cfg.model / "report.html"
+    name = cfg.model.name
+    if not results and not of_model(recorded(folder), name)["quality"]:
+        raise RolaqError(f"no results of {name} in {cfg.output}: run `make eval MODEL={name}` first")
+    written = record(results, cfg.record, folder)
+    page = Path(cfg.output) / name / "report.html"
     with atomic_write(page) as temporary:
         temporary.write_text(build(cfg, results), encoding="utf-8")
     for path in [*written, page, *refresh_pages(cfg.pages, folder)]:

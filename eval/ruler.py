@@ -36,7 +36,11 @@ def essay_text(cfg: RulerConfig, data: DataConfig) -> tuple[list[str], str | Non
     for folder in (root, root.parent) if root else ():
         if (path := folder / "eval" / "ruler" / ESSAYS).is_file():
             return [str(path)], None, "Paul Graham's essays (RULER's own)"
-    return data.test, cfg.essay_domain, f"{cfg.essay_domain} of the {data.name} test text (not RULER's essays)"
+    return (
+        data.test,
+        cfg.essay_domain,
+        f"{cfg.essay_domain} of the {data.name} test text (not RULER's essays)",
+    )
 
 
 class Ruler:
@@ -54,7 +58,9 @@ class Ruler:
         tokens = cfg.generate or cfg.new_tokens
         sizes = {"lengths": cfg.lengths, "samples": cfg.samples, "new_tokens": cfg.new_tokens, "seed": seed}
         self.about = {"essay": name, "sentences": sentence_splitter(), **sizes, "generate": tokens}
-        self.tasks = _load(cfg.tasks, {"tokenizer": tokenizer, "essay": essay, "essay_domain": domain, **sizes})
+        self.tasks = _load(
+            cfg.tasks, {"tokenizer": tokenizer, "essay": essay, "essay_domain": domain, **sizes}
+        )
         for task in self.tasks.values():
             task.set_config("generation_kwargs", {"max_gen_toks": tokens}, update=True)
         documents = [doc for task in self.tasks.values() for doc in task.test_docs()]
@@ -119,7 +125,9 @@ def evaluate(session: Session) -> None:
     ruler = Ruler(cfg, session.cfg.data, find(session.cfg.model.path), session.cfg.seed)
     session.results.meta["ruler"] = ruler.about
     pending = [run for run in runs if not _there(session, ruler, run)]
-    lm = QuantizedLM(session.target.model, session.target.tokenizer, max(1, cfg.batch_tokens // max(cfg.lengths)))
+    lm = QuantizedLM(
+        session.target.model, session.target.tokenizer, max(1, cfg.batch_tokens // max(cfg.lengths))
+    )
     exact: dict[str, list[Row]] = {}
     if not pending:
         return
@@ -139,5 +147,7 @@ def _key(session: Session, ruler: Ruler, run: Run) -> Row:
 
 def _there(session: Session, ruler: Ruler, run: Run) -> bool:
     key = _key(session, ruler, run)
-    wanted = [{**key, "length": length, "task": task} for length in ruler.cfg.lengths for task in ruler.cfg.tasks]
+    wanted = [
+        {**key, "length": length, "task": task} for length in ruler.cfg.lengths for task in ruler.cfg.tasks
+    ]
     return all(session.results.find("ruler", row) for row in wanted)

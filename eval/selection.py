@@ -16,7 +16,11 @@ def selection_rows(session: Session) -> list[Row]:
     chosen = found.artifact.config.selection if found else {}
     if found is None or "S" not in chosen:
         return []
-    parts = {int(name[2:]): value for name, value in chosen.items() if name.startswith("r_") and name[2:].isdecimal()}
+    parts = {
+        int(name[2:]): value
+        for name, value in chosen.items()
+        if name.startswith("r_") and name[2:].isdecimal()
+    }
     lengths = sorted(parts)
     config = found.artifact.config
     row = {"model": session.target.name, "method": config.method, "seed": config.seed, "S": chosen["S"]}

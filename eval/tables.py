@@ -75,7 +75,9 @@ def summary_markdown(quality: Sequence[Row], ruler: Sequence[Row]) -> str:
     return markdown_table(rows, columns)
 
 
-def pivot(rows: Sequence[Row], across: str, value: str, average: Callable[[Iterable[float]], Any] = mean) -> list[Row]:
+def pivot(
+    rows: Sequence[Row], across: str, value: str, average: Callable[[Iterable[float]], Any] = mean
+) -> list[Row]:
     """One row per method, one column per value of ``across``, and the mean over them."""
     names = distinct(rows, across)
     result = []
@@ -110,8 +112,17 @@ def sections(tables: Mapping[str, Sequence[Row]]) -> dict[str, str]:
         found[f"RULER by task, {budget}"] = pivot_markdown(at(ruler, budget), "task", "score")
     if tables.get("gain_sweep"):
         columns = {"gain": "gain", "kappa": "kappa", "kl": "KL", "relative": "relative to 1.16"}
-        found["Gain sweep"] = markdown_table(sorted(tables["gain_sweep"], key=lambda row: row["gain"]), columns)
+        found["Gain sweep"] = markdown_table(
+            sorted(tables["gain_sweep"], key=lambda row: row["gain"]), columns
+        )
     if tables.get("selection"):
-        columns = {"method": "method", "seed": "seed", "S": "S", "r_short": "r short", "r_2k": "r 2K", "r_4k": "r 4K"}
+        columns = {
+            "method": "method",
+            "seed": "seed",
+            "S": "S",
+            "r_short": "r short",
+            "r_2k": "r 2K",
+            "r_4k": "r 4K",
+        }
         found["Selection"] = markdown_table(tables["selection"], columns)
     return found

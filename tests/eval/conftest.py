@@ -55,7 +55,9 @@ def make_artifacts(folder, identity):
     fixed = spec.model_copy(update={"gain_rule": "fixed"})
     Artifact.create("oscar", identity, fixed, oscar).save(folder / "oscar")
     chosen = {"S": 0.7, "r_512": 0.6, "r_1024": 0.8, "r_2048": 0.8, "steps": 350}
-    Artifact.create("rolaq", identity, spec, rolaq, seed=42, tokens=1000, selection=chosen).save(folder / "rolaq")
+    Artifact.create("rolaq", identity, spec, rolaq, seed=42, tokens=1000, selection=chosen).save(
+        folder / "rolaq"
+    )
 
 
 def write_text(path, seed, documents=3, sentences=60):

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_module
+
+from rolaq.common.errors import RolaqError
+from rolaq.eval.__main__ import run as evaluate
 
 SOURCE = Path(__file__).parents[2] / "src"
 MINIATURE = [
@@ -47,20 +51,39 @@ def test_run_writes_flat_rows(first, workspace):
     quality = results["quality"]
     # 8 methods, 2 domains: 2 lengths without protection, 1 with
     assert len(quality) == 8 * 2 * 3
-    named = ("model", "method", "seed", "budget", "reading", "domain", "length", "kl", "ppl", "bytes_per_token")
+    named = (
+        "model",
+        "method",
+        "seed",
+        "budget",
+        "reading",
+        "domain",
+        "length",
+        "kl",
+        "ppl",
+        "bytes_per_token",
+    )
     for row in quality:
         assert set(named) | {"commit", "gpu", "command", "date", "documents", "positions"} <= set(row)
         assert all(not isinstance(value, (dict, list)) for value in row.values())
         assert (row["kl"] == 0) == (row["method"] == "bf16")
     assert {(row["method"], row["budget"], row["task"]) for row in results["ruler"]} == {
-        (method, "4+16", task) for method in ("bf16", "rolaq") for task in ("niah_single_1", "niah_multivalue")
+        (method, "4+16", task)
+        for method in ("bf16", "rolaq")
+        for task in ("niah_single_1", "niah_multivalue")
     }
     assert results["meta"]["ruler"]["essay"].startswith("books of the local test text")
     assert results["meta"]["ruler"]["generate"] == 4
     assert results["meta"]["config"]["suite"]["ruler"]["samples"] == 1
     assert len(results["energy"]) == 2 and results["selection"][0]["S"] == 0.7
     figures = {path.name for path in (workspace / "results" / "model" / "figures" / "quick").iterdir()}
-    assert {"energy.png", "gain_sweep.png", "kl_domain_0+0.png", "kl_length_0+0.png", "ruler_4+16.png"} <= figures
+    assert {
+        "energy.png",
+        "gain_sweep.png",
+        "kl_domain_0+0.png",
+        "kl_length_0+0.png",
+        "ruler_4+16.png",
+    } <= figures
 
 
 def test_gain_sweep_picks_the_best(first):
@@ -91,18 +114,22 @@ def test_stopped_run_resumes(first, workspace):
 
 def test_report_of_a_run(first, workspace):
     (workspace / "README.md").write_text("# X\n\n<!-- results:start -->\n<!-- results:end -->\n")
-    output = run(workspace, "model=model", "record=true", module="rolaq.eval.report")
+    output = run(workspace, "model=auto", "model.path=model", "record=true", module="rolaq.eval.report")
     assert "report.html" in output and "docs/results/quality.json" in output and "README.md" in output
     assert "| rolaq |" in (workspace / "README.md").read_text()
     assert "<h2>Suite quick</h2>" in (workspace / "results" / "model" / "report.html").read_text()
 
 
+def test_unknown_suite_is_one_line(workspace):
+    line = run(workspace, *MINIATURE, "suite=quik", fails=True)
+    assert "Unknown suite 'quik'. Did you mean: quick" in line
+
+
 ERRORS = {
     "methods=[rolaqq]": "Unknown method 'rolaqq'. Did you mean: rolaq",
-    "suite=quik": "Unknown suite 'quik'. Did you mean: quick",
     "artifact=/nowhere": "run `make calibrate MODEL=model` first",
     "protect.budgets=[4-16]": "write sinks+recent, for example 4+16",
-    "suite.gain_sweep.length=3000": "too little books text",
+    "suite.gain_sweep.documents=500": "too little books text",
     "suite.gain_sweep.length=5000": "suite.gain_sweep.length=5000 is longer than the 4096 tokens",
     "suite.ruler.tasks=[niah_single_9]": "suite.ruler.tasks.0='niah_single_9'",
     "data.test=[data/val.jsonl]": "validation and test text share 6 documents",
@@ -110,7 +137,12 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("argument", ERRORS)
-def test_user_errors_are_one_line(workspace, tmp_path, argument):
+def test_user_errors(workspace, tmp_path, monkeypatch, argument):
+    """In this process, where the configuration comes from Hydra all the same."""
+    monkeypatch.chdir(workspace)
     extra = ["methods=[bf16]"] if argument.startswith("data.test") else []
-    line = run(workspace, *MINIATURE, f"output={tmp_path}", argument, *extra, fails=True)
-    assert ERRORS[argument] in line
+    with initialize_config_module("rolaq.conf", version_base="1.3"):
+        cfg = compose("eval", [*MINIATURE, f"output={tmp_path}", argument, *extra])
+    with pytest.raises(RolaqError) as error:
+        evaluate(cfg)
+    assert ERRORS[argument] in str(error.value) and "\n" not in str(error.value)

@@ -58,7 +58,9 @@ def test_measure_against_numpy_on_a_model(target, workspace):
     with torch.no_grad():
         teacher = target.model(ids).logits.numpy()
     for (method, protection), scores in zip(runs, found, strict=True):
-        kl, loss = reference(teacher, logits_of(target.model, ids, method, protection, 256).numpy(), ids.numpy(), 16)
+        kl, loss = reference(
+            teacher, logits_of(target.model, ids, method, protection, 256).numpy(), ids.numpy(), 16
+        )
         row = numbers(scores)
         assert row["kl"] == pytest.approx(kl.mean(), rel=1e-5) and kl.mean() > 0.01
         assert row["kl_stderr"] == pytest.approx(kl.mean(1).std(ddof=1) / math.sqrt(3), rel=1e-4)

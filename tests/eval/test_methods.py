@@ -25,7 +25,10 @@ def test_own_artifacts_come_before_shipped_ones(target, workspace, tmp_path):
     shutil.copytree(workspace / "artifacts" / "model" / "rolaq", tmp_path / "own" / "model" / "rolaq")
     found = find(target, workspace, shipped=str(tmp_path / "shipped"), artifacts=str(tmp_path / "own"))
     folders = {kind: calibrated.folder for kind, calibrated in found.items()}
-    assert folders == {"oscar": str(tmp_path / "shipped" / "oscar"), "rolaq": str(tmp_path / "own" / "model" / "rolaq")}
+    assert folders == {
+        "oscar": str(tmp_path / "shipped" / "oscar"),
+        "rolaq": str(tmp_path / "own" / "model" / "rolaq"),
+    }
 
 
 @pytest.mark.parametrize("part", ["", "rolaq"])
@@ -36,7 +39,9 @@ def test_an_artifact_or_a_folder_of_them_can_be_named(target, workspace, part):
 
 
 def test_missing_artifact_says_what_to_do(target, workspace, tmp_path):
-    with pytest.raises(RolaqError, match=r"no oscar artifact for model .*: run `make calibrate MODEL=model` first"):
+    with pytest.raises(
+        RolaqError, match=r"no oscar artifact for model .*: run `make calibrate MODEL=model` first"
+    ):
         find(target, workspace, artifacts=str(tmp_path))
 
 
@@ -59,10 +64,14 @@ def test_methods_in_order_with_their_bytes(target, workspace):
 
 
 def test_best_gain_changes_the_gain_alone(target, workspace):
-    entries = {e.name: e.method for e in build(list(METHODS), target, find(target, workspace), best_gain=1.069)}
+    entries = {
+        e.name: e.method for e in build(list(METHODS), target, find(target, workspace), best_gain=1.069)
+    }
     oscar, best = entries["oscar"], entries["oscar-best-gain"]
     assert torch.equal(oscar.rotation, best.rotation) and torch.equal(oscar.threshold, best.threshold)
-    assert best.gain.tolist() == pytest.approx([1.069, 1.069]) and oscar.gain.tolist() == pytest.approx([1.16, 1.16])
+    assert best.gain.tolist() == pytest.approx([1.069, 1.069]) and oscar.gain.tolist() == pytest.approx(
+        [1.16, 1.16]
+    )
 
 
 def test_identity_follows_the_tensors(target, workspace, tmp_path):

@@ -51,7 +51,9 @@ def lm_eval_items(monkeypatch, tokenizer, essay):
         monkeypatch.setattr(niah_utils, "resolve_tokenizer_name", lambda *_: "any")
         haystack = niah_utils.get_haystack
         monkeypatch.setattr(
-            niah_utils, "get_haystack", lambda type_haystack: essay if type_haystack == "essay" else haystack(type_haystack)
+            niah_utils,
+            "get_haystack",
+            lambda type_haystack: essay if type_haystack == "essay" else haystack(type_haystack),
         )
         generate = niah_utils.generate_samples
         monkeypatch.setattr(
@@ -105,14 +107,18 @@ def test_templates_are_the_official_ones(essay):
         "Some special magic numbers are hidden within the following text. Make sure to memorize it."
         " I will quiz you about the numbers afterwards."
     )
-    keys = last.removeprefix("What are all the special magic numbers for ").removesuffix(" mentioned in the provided text?")
+    keys = last.removeprefix("What are all the special magic numbers for ").removesuffix(
+        " mentioned in the provided text?"
+    )
     assert len(keys.split(", ")) == 4 and ", and " in keys
     assert many["gen_prefix"] == f"The special magic numbers for {keys} mentioned in the provided text are"
     one = niah.make_item(200, essay, needles_of("niah_single_3"))
     first, *_, last = one["input"].split("\n")
     assert first.startswith("A special magic uuid is hidden within the following text.")
     assert first.endswith(" I will quiz you about the uuid afterwards.")
-    assert last.startswith("What is the special magic uuid for ") and last.endswith(" mentioned in the provided text?")
+    assert last.startswith("What is the special magic uuid for ") and last.endswith(
+        " mentioned in the provided text?"
+    )
     key = one["gen_prefix"].split(" for ")[1].split(" mentioned")[0]
     assert f"One of the special magic uuids for {key} is: {one['outputs'][0]}." in one["input"]
 
@@ -168,4 +174,6 @@ def test_task_score_is_the_official_one():
         {"doc": {"max_length": 1024}, "score": niah.process_results({"outputs": r}, [p])["score"]}
         for p, r in zip(predictions, references, strict=True)
     ]
-    assert _rows("x", samples) == [{"length": 1024, "task": "x", "score": official_score(predictions, references), "n": 5}]
+    assert _rows("x", samples) == [
+        {"length": 1024, "task": "x", "score": official_score(predictions, references), "n": 5}
+    ]

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from rolaq.common.config import ModelConfig
 from rolaq.common.errors import RolaqError
 from rolaq.eval.pages import TABLES, recorded, refresh
 from rolaq.eval.report import ReportConfig, build, record, refresh_pages, suites
@@ -32,7 +33,13 @@ def folder(tmp_path):
 
 
 def config(folder, **more):
-    return ReportConfig(model="m", output=str(folder / "results"), artifacts=str(folder), docs=str(folder / "docs"), **more)
+    return ReportConfig(
+        model=ModelConfig(name="m", path="m"),
+        output=str(folder / "results"),
+        artifacts=str(folder),
+        docs=str(folder / "docs"),
+        **more,
+    )
 
 
 def test_page_is_self_contained(folder):
@@ -50,7 +57,7 @@ def test_record_merges_rows(folder):
     docs.mkdir(parents=True)
     old = [quality("rtn", kl=9.0), quality("rtn", kl=5.0, model="other")]
     (docs / "quality.json").write_text(json.dumps(old))
-    record(suites(cfg), docs)
+    record(suites(cfg), True, docs)
     rows = recorded(docs)
     assert set(rows) == {"quality", "ruler", "selection", "gain_sweep"}
     assert [row["kl"] for row in rows["quality"][:2]] == [0.4, 5.0]
@@ -60,19 +67,23 @@ def test_record_merges_rows(folder):
 def test_record_needs_one_suite(folder):
     cfg = config(folder)
     (folder / "results" / "m" / "full.json").write_text((folder / "results" / "m" / "quick.json").read_text())
-    with pytest.raises(RolaqError, match="there are full, quick; give suite="):
-        record(suites(cfg), folder)
+    with pytest.raises(RolaqError, match="there are full, quick: give record="):
+        record(suites(cfg), True, folder)
     with pytest.raises(RolaqError, match="Unknown suite in the results 'quik'. Did you mean: quick"):
-        suites(config(folder, suite="quik"))
+        record(suites(cfg), "quik", folder)
+    assert record(suites(cfg), False, folder) == []
+    assert record(suites(cfg), "full", folder / "docs")
 
 
 def test_markers_are_filled_and_nothing_else_changes(folder):
     cfg = config(folder)
-    record(suites(cfg), folder / "docs" / "results")
+    record(suites(cfg), True, folder / "docs" / "results")
     page = folder / "docs" / "page.md"
     text = "# Title\n\n<!-- results:start -->\nold\n<!-- results:end -->\n\nBetween.\n\n<!-- results:start ruler -->\n<!-- results:end -->\nEnd.\n"
     page.write_text(text)
-    assert refresh_pages([str(folder / "docs"), str(folder / "missing.md")], folder / "docs" / "results") == [page]
+    assert refresh_pages([str(folder / "docs"), str(folder / "missing.md")], folder / "docs" / "results") == [
+        page
+    ]
     new = page.read_text()
     assert "| rolaq | 144 | 0.2 |" in new and "old" not in new and "Budget 4+16" in new
     outside = re.sub(r"(?s)(results:start[^>]*-->).*?(<!-- results:end)", r"\1\2", new)

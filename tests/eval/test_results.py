@@ -17,7 +17,15 @@ def quality(method, budget="0+0", domain="web", length=512, kl=0.1, seed=None, *
 
 def ruler(method, task="niah_single_1", score=50.0, budget="4+16", seed=None):
     row = {"model": "m", "method": method, "seed": seed, "budget": budget, "reading": "per_query"}
-    return {**row, "length": 1024, "task": task, "score": score, "n": 2, "through": "simulated", "method_id": "a"}
+    return {
+        **row,
+        "length": 1024,
+        "task": task,
+        "score": score,
+        "n": 2,
+        "through": "simulated",
+        "method_id": "a",
+    }
 
 
 def test_rows_survive_and_carry_their_origin(tmp_path):
@@ -44,7 +52,9 @@ def test_a_row_is_found_only_with_its_fingerprint(tmp_path):
 def test_rows_of_other_tensors_are_forgotten(tmp_path):
     results = Results(tmp_path / "r.json")
     for seed, mark in ((42, "old"), (43, "old"), (42, "new")):
-        results.add("quality", quality("rolaq", seed=seed, method_id=mark, length=512 if mark == "old" else 1024))
+        results.add(
+            "quality", quality("rolaq", seed=seed, method_id=mark, length=512 if mark == "old" else 1024)
+        )
     results.forget("rolaq", 42, "new")
     assert [(row["seed"], row["method_id"]) for row in results.rows("quality")] == [(43, "old"), (42, "new")]
 
