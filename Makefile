@@ -35,8 +35,9 @@ eval: $(STAMP) ## compare all methods on MODEL with SUITE into results/
 report: $(STAMP) ## make the HTML page, figures and README tables from what was measured
 	@$(BIN)/python -m rolaq.eval.report model=$(MODEL) $(ARGS)
 
+# one thread a process: two that share two cores with more wait for each other
 test: $(STAMP) ## run the tests (ARGS go to pytest)
-	@$(BIN)/python -m pytest -q -n 2 $(ARGS)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -46,9 +46,7 @@ class Batches:
     def _move(self, indices: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(indices).to(self.stream.device, non_blocking=True)
 
-    def _gather(
-        self, starts: torch.Tensor, picked: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _gather(self, starts: torch.Tensor, picked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         within = torch.arange(self.length + 1, device=self.stream.device)
         text = self.stream[starts[:, None] + within]
         return torch.cat([text, self.prompts[picked]]), self.answers[picked]

@@ -32,8 +32,7 @@ def section(report: dict[str, Any]) -> str:
             f" {report['device']}; seed {report['seed']}; torch {report['versions']['torch']},"
             f" transformers {report['versions']['transformers']}.",
             f"```\n{report['command']}\n```",
-            "Held-out perplexity per token (bits per byte), windows of"
-            f" {report['context']:,} tokens:",
+            f"Held-out perplexity per token (bits per byte), windows of {report['context']:,} tokens:",
             perplexity_table(report),
             "Retrieval accuracy in percent, BF16, greedy:",
             retrieval_table(report),

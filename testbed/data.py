@@ -38,9 +38,7 @@ def read_documents(path: Path) -> Iterator[dict[str, str]]:
 
 def file_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of every shard, by file name."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in shard_paths(folder)
-    }
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in shard_paths(folder)}
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:

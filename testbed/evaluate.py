@@ -22,8 +22,9 @@ NEW_TOKENS = 64
 
 
 def load_model(folder: Path, device: str) -> DeepseekV2ForCausalLM:
-    """The saved model in BF16, ready for evaluation."""
-    model = DeepseekV2ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    """The saved model, in BF16 on a GPU and in FP32 elsewhere, ready for evaluation."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = DeepseekV2ForCausalLM.from_pretrained(folder, dtype=dtype)
     return model.to(device).eval()
 
 
@@ -106,8 +107,7 @@ def generate(
     outputs = []
     for start in range(0, len(inputs), batch):
         rows = [
-            tokenizer.encode(text, add_special_tokens=False).ids
-            for text in inputs[start : start + batch]
+            tokenizer.encode(text, add_special_tokens=False).ids for text in inputs[start : start + batch]
         ]
         width = max(map(len, rows))
         ids = torch.tensor([[END_OF_TEXT_ID] * (width - len(row)) + row for row in rows])

@@ -54,9 +54,7 @@ def make_optimizer(model: torch.nn.Module, plan: Plan, device: str) -> torch.opt
         {"params": matrices, "weight_decay": plan.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        groups, lr=plan.learning_rate, betas=(0.9, 0.95), fused=device == "cuda"
-    )
+    return torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
 
 
 def compiled(forward: TrainingForward, batches: Batches, device: str) -> Callable:

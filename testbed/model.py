@@ -100,9 +100,9 @@ class TrainingForward(nn.Module):
         """
         logits = self.logits(ids[:, :-1])
         targets = ids[:, 1:].long()
-        losses = F.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), reduction="none"
-        ).view_as(targets)
+        losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(
+            targets
+        )
         rows = ids.shape[0] - answers.shape[0]
         asked = answers[:, 1:].float()
         answer_loss = (losses[rows:] * asked).sum() / asked.sum().clamp(min=1)

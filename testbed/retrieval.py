@@ -4,6 +4,7 @@ Templates, needle types and the order of random draws follow lm-eval's
 `tasks/ruler/prepare_niah.py`, so that one seed gives the same prompt in both.
 """
 
+import itertools
 import random
 import re
 import uuid
@@ -176,7 +177,7 @@ def _hide_in_essay(sentences: list[str], needles: list[str], rng: random.Random)
     depths = rng.sample(DEPTHS, len(needles))
     cuts = [0, *sorted(int(len(sentences) * (depth / 100)) for depth in depths), len(sentences)]
     parts = []
-    for index, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for index, (start, stop) in enumerate(itertools.pairwise(cuts)):
         parts.append(" ".join(sentences[start:stop]))
         parts += needles[index : index + 1]
     return " ".join(parts)
@@ -185,9 +186,7 @@ def _hide_in_essay(sentences: list[str], needles: list[str], rng: random.Random)
 def _distractors(task: Task, rng: random.Random, words: Words, lines: int) -> list[tuple[str, str]]:
     if task.haystack != "needle":
         return []
-    return [
-        (draw(task.key_type, rng, words), draw(task.value_type, rng, words)) for _ in range(lines)
-    ]
+    return [(draw(task.key_type, rng, words), draw(task.value_type, rng, words)) for _ in range(lines)]
 
 
 def _hide_in_lines(

@@ -1,6 +1,5 @@
 """Rows of retrieval prompts, packed to a fixed length, made in parallel."""
 
-import itertools
 import math
 import multiprocessing
 import random
@@ -79,14 +78,12 @@ class PromptMaker:
     def _essay(self, tokens: int) -> list[str]:
         sentences = self.source.sentences
         left = tokens / self.tokens_per_character
-        essay = []
-        start = self.rng.randrange(len(sentences))
-        for index in itertools.count(start):
-            sentence = sentences[index % len(sentences)]
-            left -= len(sentence) + 1
-            if left < 0:
-                return essay
-            essay.append(sentence)
+        index = self.rng.randrange(len(sentences))
+        essay: list[str] = []
+        while (left := left - len(sentences[index]) - 1) >= 0:
+            essay.append(sentences[index])
+            index = (index + 1) % len(sentences)
+        return essay
 
     def _needle_tokens(self, task: Task) -> int:
         key = len(self.encode(draw(task.key_type, self.rng, self.source.words)))

@@ -70,9 +70,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def make_batches(args: argparse.Namespace, words: Words, device: str) -> Batches:
     """Tokenize the corpus, make the retrieval rows and move both to the device."""
-    documents = [
-        document for path in shard_paths(args.corpus / "train") for document in read_documents(path)
-    ]
+    documents = [document for path in shard_paths(args.corpus / "train") for document in read_documents(path)]
     tokenizer_file = TOKENIZER / "tokenizer.json"
     texts = [document["text"] for document in documents]
     stream = encode_documents(texts, tokenizer_file, args.workers)
@@ -115,9 +113,7 @@ def measure(args: argparse.Namespace, words: Words, device: str) -> dict[str, An
     for split in ("val", "test"):
         folder = args.corpus / split
         if folder.is_dir():
-            results[f"{split}_perplexity"] = perplexities(
-                model, tokenizer, folder, args.eval_windows
-            )
+            results[f"{split}_perplexity"] = perplexities(model, tokenizer, folder, args.eval_windows)
     held_out = [d for path in shard_paths(args.corpus / "val") for d in read_documents(path)]
     prose = [d["text"] for d in held_out if d["domain"] in ESSAY_DOMAINS]
     source = Source(words, sentences(prose))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from rolaq.common.errors import RolaqError
 from rolaq.quant.adapters.hooks import Hooks
@@ -14,6 +14,7 @@ from rolaq.quant.adapters.layers import MLALayer, find_decoder, find_mla_layers,
 from rolaq.quant.adapters.session import Session
 from rolaq.quant.methods.base import Method
 from rolaq.quant.protection import UNPROTECTED, Protection
+from rolaq.quant.spec import QuantizerSpec
 
 _attached: WeakSet[nn.Module] = WeakSet()
 
@@ -31,7 +32,9 @@ def attach(model: nn.Module, method: Method, protection: Protection = UNPROTECTE
     """
     layers, decoder = find_mla_layers(model), find_decoder(model)
     if decoder in _attached:
-        raise RolaqError(f"{type(decoder).__name__} already has a method attached: leave that attach block first")
+        raise RolaqError(
+            f"{type(decoder).__name__} already has a method attached: leave that attach block first"
+        )
     with ExitStack() as stack:
         _attached.add(decoder)
         stack.callback(_attached.discard, decoder)
@@ -44,8 +47,12 @@ def attach(model: nn.Module, method: Method, protection: Protection = UNPROTECTE
 
 
 def _check(method: Method, layers: list[MLALayer]) -> None:
-    spec, rotation = getattr(method, "spec", None), getattr(method, "rotation", None)
-    for layer in layers if spec is not None else ():
-        spec.check(layer.latent_dim, layer.name)
+    spec: QuantizerSpec | None = getattr(method, "spec", None)
+    rotation: Tensor | None = getattr(method, "rotation", None)
+    if spec is not None:
+        for layer in layers:
+            spec.check(layer.latent_dim, layer.name)
     if rotation is not None and rotation.shape[0] != len(layers):
-        raise RolaqError(f"method {method.name} has {rotation.shape[0]} rotations, the model {len(layers)} MLA layers")
+        raise RolaqError(
+            f"method {method.name} has {rotation.shape[0]} rotations, the model {len(layers)} MLA layers"
+        )

@@ -22,13 +22,18 @@ class LatentCacheLayer(DynamicLayer):
     once, by the forward in which they left. The columns after them are exact.
     """
 
+    keys: Tensor  # type: ignore[assignment]
+    values: Tensor  # type: ignore[assignment]
+
     def __init__(self, layer: MLALayer, session: Session) -> None:
         super().__init__()
         self.index, self.latent_dim, self.session = layer.index, layer.latent_dim, session
         self.written = 0
         self._last: tuple[int, Tensor] | None = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Append latents `[B, 1, q, d]` and RoPE keys `[B, 1, q, d_r]`; return what the queries attend to.
 
         Raises:
@@ -51,11 +56,12 @@ class LatentCacheLayer(DynamicLayer):
     def _store(self, past: int, latents: Tensor) -> Tensor:
         """The cache after appending: what leaves the window now is quantized now."""
         window = torch.cat((self.keys[:, :, self.written :], latents), dim=2) if past else latents
-        leaving = self.session.protection.window_start(past + latents.shape[2]) - self.written
+        total = past + latents.shape[2]
+        leaving = self.session.protection.window_start(total) - self.written
         if leaving <= 0:
             return torch.cat((self.keys, latents), dim=2)
         exact = window[:, 0, :leaving]
-        stored = self.session.stored(exact, self.index, self.written)
+        stored = self.session.stored(exact, self.index, self.written, total)
         # a crop may bring these back into the window; without a window nothing can be
         self._last = (self.written, exact) if self.session.protection.recent else None
         parts = (stored[:, None], window[:, :, leaving:])
@@ -65,11 +71,13 @@ class LatentCacheLayer(DynamicLayer):
 
     def _verify(self, key_states: Tensor) -> None:
         if not self.session.open:
-            raise RolaqError("this cache was filled inside attach(...) and cannot be used after it: start a new cache")
+            raise RolaqError(
+                "this cache was filled inside attach(...) and cannot be used after it: start a new cache"
+            )
         if key_states.shape[1] != 1 or key_states.shape[-1] != self.latent_dim:
             raise RolaqError(
-                f"transformers {transformers.__version__} caches expanded keys {list(key_states.shape)} here, not latents: "
-                "install transformers>=5.17 (later for sparse attention), or pass use_cache=False and recent=0"
+                f"transformers {transformers.__version__} caches expanded keys {list(key_states.shape)} here, not "
+                "latents: install transformers>=5.17 (later for sparse attention), or pass use_cache=False and recent=0"
             )
 
     def reset(self) -> None:
@@ -91,7 +99,7 @@ class LatentCacheLayer(DynamicLayer):
             self.keys = torch.cat((self.keys[:, :, :edge], restored, self.keys[:, :, self.written :]), dim=2)
             self._last, self.written = (begin, exact[:, : edge - begin]), edge
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Reorder the rows, for beam search."""
         super().reorder_cache(beam_idx)
         self._last = None
@@ -112,7 +120,7 @@ class IndexedLatentCacheLayer(LatentCacheLayer, DynamicIndexedLayer):
 
 
 # A sliding layer keeps all its latents here: its window is in the attention mask either way.
-_HOLDERS = {
+_HOLDERS: dict[type, type[LatentCacheLayer]] = {
     DynamicLayer: LatentCacheLayer,
     DynamicSlidingWindowLayer: LatentCacheLayer,
     DynamicIndexedLayer: IndexedLatentCacheLayer,

@@ -24,13 +24,17 @@ Keywords = dict[str, Any]
 class Hooks:
     """Everything that one attach registers, and what its hooks hand to each other within a forward."""
 
-    def __init__(self, decoder: nn.Module, layers: list[MLALayer], readers: list[nn.Module], session: Session) -> None:
+    def __init__(
+        self, decoder: nn.Module, layers: list[MLALayer], readers: list[nn.Module], session: Session
+    ) -> None:
         self.decoder, self.layers, self.readers, self.session = decoder, layers, readers, session
+        self.config: Any = decoder.config
         self.cached: set[nn.Module] = set()
         """The attentions that were last called with a cache."""
         self.handles: list[Any] = []
         self._indexed: dict[nn.Module, Tensor] = {}
         self._expanded: dict[int, tuple[Tensor, Tensor]] = {}
+        self._unasked: DynamicCache | None = None
 
     def install(self) -> None:
         """Register all hooks."""
@@ -65,19 +69,34 @@ class Hooks:
 
     def begin(self, decoder: nn.Module, call: Keywords) -> None:
         """Model: put latent layers into its cache, note where padding ends."""
-        tokens = call.get("input_ids") if call.get("input_ids") is not None else call["inputs_embeds"]
-        cache = _cache(call)
-        self.session.forward = Forward(0, tokens.shape[1])
-        if cache is None and (_uses_cache(decoder, call) or self.session.views):
+        given = next(
+            (call[name] for name in ("input_ids", "inputs_embeds") if call.get(name) is not None), None
+        )
+        if given is None:
+            return  # the model says what it misses
+        queries, cache = given.shape[1], _cache(call)
+        self.session.forward = Forward(0, queries)
+        asked = self._asks_for_cache(call)
+        if cache is None and (asked or self.session.views):
             parameters = inspect.signature(type(decoder).forward).parameters
-            cache = DynamicCache(config=decoder.config)
+            cache = DynamicCache(config=self.config)
             call[next(name for name in CACHE_NAMES if name in parameters)] = cache
+            self._unasked = None if asked else cache
         past = 0
         if cache is not None:
             install(cache, self.layers, self.session)
             past = cache.layers[self.layers[0].cache_index].get_seq_length()
-        self.session.forward = Forward.read(past, tokens.shape[1], call.get("attention_mask"))
+        self.session.forward = Forward.read(past, queries, call.get("attention_mask"))
         self._verify(self.session.forward)
+
+    def _asks_for_cache(self, call: Keywords) -> bool:
+        asked = call.get("use_cache")
+        return bool(getattr(self.config, "use_cache", False) if asked is None else asked)
+
+    @property
+    def _attention(self) -> str:
+        config: Any = self.layers[0].module.config
+        return str(config._attn_implementation)
 
     def _verify(self, now: Forward) -> None:
         protection = self.session.protection
@@ -86,19 +105,21 @@ class Hooks:
                 f"attention_mask has padding after real tokens, where reading={protection.reading} has no place for "
                 f"its last {protection.recent} tokens: pad on the left, or use reading=per_query"
             )
-        kind = getattr(getattr(self.layers[0].module, "config", None), "_attn_implementation", "eager")
-        if self.session.views and kind not in ("sdpa", "eager"):
+        if self.session.views and self._attention not in ("sdpa", "eager"):
             raise RolaqError(
                 f"reading=per_query with recent={protection.recent} needs a mask per query, which attn_implementation="
-                f"{kind} does not take: load the model with attn_implementation=sdpa"
+                f"{self._attention} does not take: load the model with attn_implementation=sdpa"
             )
 
-    def end(self, decoder: nn.Module, args: Any, output: Any) -> None:
+    def end(self, decoder: nn.Module, args: Any, output: Any) -> Any:
         """Model: forget what only this forward needed. Its shape stays, for recomputation in the backward pass."""
+        unasked, self._unasked = self._unasked, None
         if self.session.forward is not None:
             self.session.forward.masks.clear()
         self._indexed.clear()
         self._expanded.clear()
+        # `generate` would go on with any cache that it finds in the output
+        return output if unasked is None or output is None else _without(output, unasked)
 
     def attend(self, module: nn.Module, call: Keywords) -> None:
         """Attention: widen its mask to both views."""
@@ -107,16 +128,18 @@ class Hooks:
         # a mask of padding alone [B, n] is for an indexer that builds the attention's mask from its selection
         if module not in self.cached or views is None or (given is not None and given.ndim == 2):
             return
-        call["attention_mask"] = self._widened(module, views, given, call["hidden_states"])
+        call["attention_mask"] = self._widened(views, given, call["hidden_states"])
         if given is not None and isinstance(indexer := getattr(module, "indexer", None), nn.Module):
             self._indexed[indexer] = given
 
-    def _widened(self, module: nn.Module, views: TwoViews, given: Tensor | None, states: Tensor) -> Tensor:
+    def _widened(self, views: TwoViews, given: Tensor | None, states: Tensor) -> Tensor:
         """The wide mask; layers that are given the same mask share it, one for each device."""
-        now = self.session.forward
+        now = self.session.under_way
         known, wide = now.masks.get(states.device, (None, None))
         if wide is None or known is not given:
-            wide = views.mask(given, now.starts, states, additive=module.config._attn_implementation == "eager")
+            wide = views.mask(
+                given, now.starts_on(states.device), states, additive=self._attention == "eager"
+            )
             now.masks[states.device] = given, wide
         return wide
 
@@ -129,15 +152,18 @@ class Hooks:
         """Indexer: the selected tokens in the view that each query reads."""
         if (views := self.session.views) is None or not self.cached:
             return None
-        return views.select(selected, self.session.forward.starts)
+        return views.select(selected, self.session.under_way.starts_on(selected.device))
 
-    def _expand(self, layer: MLALayer) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...] | None]:
+    def _expand(
+        self, layer: MLALayer
+    ) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...] | None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
             """Up-projection without a cache: here the latents are read."""
             if layer.module in self.cached:
                 return None
             latent = args[0]
-            read = self.session.expanded(latent[:, 0] if latent.ndim == 4 else latent, layer.index).reshape(latent.shape)
+            tokens = latent[:, 0] if latent.ndim == 4 else latent
+            read = self.session.expanded(tokens, layer.index).reshape(latent.shape)
             if self.readers:
                 self._expanded[id(latent)] = latent, read
             return (read, *args[1:])
@@ -154,6 +180,7 @@ def _cache(call: Keywords) -> Any:
     return next((call[name] for name in CACHE_NAMES if call.get(name) is not None), None)
 
 
-def _uses_cache(decoder: nn.Module, call: Keywords) -> bool:
-    asked = call.get("use_cache")
-    return bool(getattr(decoder.config, "use_cache", False) if asked is None else asked)
+def _without(output: Any, cache: DynamicCache) -> Any:
+    if isinstance(output, tuple):
+        return tuple(part for part in output if part is not cache)
+    return type(output)(**{name: part for name, part in output.items() if part is not cache})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -34,7 +35,8 @@ class MLALayer:
     @property
     def cache_index(self) -> int:
         """The layer's place in the model's cache."""
-        return int(self.module.layer_idx)
+        index: Any = self.module.layer_idx
+        return int(index)
 
 
 def find_mla_layers(model: nn.Module) -> list[MLALayer]:
@@ -43,9 +45,13 @@ def find_mla_layers(model: nn.Module) -> list[MLALayer]:
     Raises:
         RolaqError: the model has none (names its architecture), or one lacks what adapters hook (names it).
     """
-    found = [(name, module) for name, module in model.named_modules() if getattr(module, NORM, None) is not None]
+    found = [
+        (name, module) for name, module in model.named_modules() if getattr(module, NORM, None) is not None
+    ]
     if not found:
-        raise RolaqError(f"{architecture(model)} has no Multi-head Latent Attention (no {NORM}): nothing to quantize")
+        raise RolaqError(
+            f"{architecture(model)} has no Multi-head Latent Attention (no {NORM}): nothing to quantize"
+        )
     return [_layer(name, module, index) for index, (name, module) in enumerate(found)]
 
 
@@ -79,7 +85,9 @@ def architecture(model: nn.Module) -> str:
 def _layer(name: str, module: nn.Module, index: int) -> MLALayer:
     for needed in (EXPAND, "layer_idx"):
         if getattr(module, needed, None) is None:
-            raise RolaqError(f"{name} ({type(module).__name__}) has {NORM} but no {needed}: it cannot be attached to")
+            raise RolaqError(
+                f"{name} ({type(module).__name__}) has {NORM} but no {needed}: it cannot be attached to"
+            )
     return MLALayer(
         name=name,
         module=module,

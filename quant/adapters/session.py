@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -29,16 +28,26 @@ class Forward:
     starts: tuple[int, ...] = (0,)
     valid: Tensor | None = None
     masks: dict[torch.device, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
+    _starts: dict[torch.device, Tensor] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         """Columns after this forward."""
         return self.past + self.queries
 
+    def starts_on(self, device: torch.device) -> Tensor:
+        """`starts` as a tensor, `[B]` or `[1]`."""
+        if device not in self._starts:
+            self._starts[device] = torch.tensor(self.starts, device=device)
+        return self._starts[device]
+
     @cached_property
     def rows(self) -> list[tuple[int, list[int]]]:
-        """Rows by their start."""
-        return [(s, [row for row, start in enumerate(self.starts) if start == s]) for s in sorted(set(self.starts))]
+        """Each start with its rows."""
+        return [
+            (s, [row for row, start in enumerate(self.starts) if start == s])
+            for s in sorted(set(self.starts))
+        ]
 
     @classmethod
     def read(cls, past: int, queries: int, mask: Any) -> Self:
@@ -75,6 +84,12 @@ class Session:
         return self
 
     @property
+    def under_way(self) -> Forward:
+        """The forward under way, which hooks inside the model may count on."""
+        assert self.forward is not None
+        return self.forward
+
+    @property
     def views(self) -> TwoViews | None:
         """The two views that the forward under way needs, or None where the cache alone serves every query."""
         now = self.forward
@@ -100,47 +115,57 @@ class Session:
                 "layers called by themselves do without: use recent=0 or reading=storage there"
             )
         edge = self.protection.window_start(tokens)
-        return torch.cat((self.stored(latent[:, :edge], layer, 0), latent[:, edge:]), dim=1) if edge else latent
+        return (
+            torch.cat((self.stored(latent[:, :edge], layer, 0, tokens), latent[:, edge:]), dim=1)
+            if edge
+            else latent
+        )
 
-    def stored(self, latent: Tensor, layer: int, first: int) -> Tensor:
+    def stored(self, latent: Tensor, layer: int, first: int, total: int) -> Tensor:
         """The latents of one write event as they are stored: sinks and left padding exact, the rest quantized.
 
         Args:
             latent: `[B, n, d]`, the columns `first … first + n - 1`.
             layer: index among the MLA layers.
+            total: columns after the forward that this is part of.
         """
-        now = self._matching(latent, first)
+        now, end = self._matching(latent.shape[0], total), first + latent.shape[1]
+        if len(now.starts) > 1 and self._by_token(latent.shape[1]):
+            columns = torch.arange(first, end, device=latent.device)
+            exact = columns < now.starts_on(latent.device)[:, None] + self.protection.sink
+            return torch.where(exact[..., None], latent, self._reconstruct(latent, layer, first, None))
+        valid = None if now.valid is None else now.valid[:, first:end].to(latent.device)
         if len(now.starts) == 1:
-            skip = self._skip(now.starts[0], first)
-            if skip >= latent.shape[1]:
-                return latent
-            return torch.cat((latent[:, :skip], self._quantize(latent, now, layer, first, now.starts[0], None)), dim=1)
-        stored = latent.clone()
+            return self._stored_rows(latent, layer, first, now.starts[0], valid)
+        stored = latent
         for start, rows in now.rows:
-            skip = self._skip(start, first)
-            if skip < latent.shape[1]:
-                stored[rows, skip:] = self._quantize(latent, now, layer, first, start, rows)
+            index = torch.tensor(rows, device=latent.device)
+            real = None if valid is None else valid[index]
+            stored = stored.index_copy(0, index, self._stored_rows(latent[index], layer, first, start, real))
         return stored
 
-    def _skip(self, start: int, first: int) -> int:
-        """Leading columns of an event that stay exact in rows that begin at `start`."""
-        return max(start + self.protection.sink - first, 0)
-
-    def _quantize(
-        self, latent: Tensor, now: Forward, layer: int, first: int, start: int, rows: Sequence[int] | None
+    def _stored_rows(
+        self, latent: Tensor, layer: int, first: int, start: int, valid: Tensor | None
     ) -> Tensor:
-        skip = self._skip(start, first)
-        valid = None if now.valid is None else now.valid[:, first + skip : first + latent.shape[1]]
-        if rows is not None:
-            latent, valid = latent[rows], None if valid is None else valid[rows]
-        if valid is not None:
-            valid = valid.to(latent.device)
+        """The same for rows that all begin at column `start`."""
+        skip = max(start + self.protection.sink - first, 0)
+        if skip >= latent.shape[1]:
+            return latent
+        valid = None if valid is None else valid[:, skip:]
+        written = self._reconstruct(latent[:, skip:], layer, first + skip - start, valid)
+        return torch.cat((latent[:, :skip], written), dim=1)
+
+    def _by_token(self, tokens: int) -> bool:
+        """Whether rows that begin at different columns may be quantized in one call."""
+        return getattr(self.method, "by_token", lambda _: False)(tokens)
+
+    def _reconstruct(self, latent: Tensor, layer: int, start: int, valid: Tensor | None) -> Tensor:
         # the arithmetic is fp32 even where the model runs under autocast
         with torch.autocast(latent.device.type, enabled=False):
-            return self.method.reconstruct(latent[:, skip:], layer, start=first + skip - start, valid=valid)
+            return self.method.reconstruct(latent, layer, start=start, valid=valid)
 
-    def _matching(self, latent: Tensor, first: int) -> Forward:
-        """The forward under way, if these latents can be of it: a layer called by itself has no padding."""
+    def _matching(self, batch: int, total: int) -> Forward:
+        """The forward under way, or the last one for recomputation; a layer called by itself has no padding."""
         now = self.forward
-        fits = now is not None and first + latent.shape[1] <= now.total and len(now.starts) in (1, latent.shape[0])
-        return now if now is not None and fits else Forward(first, latent.shape[1])
+        fits = now is not None and now.total == total and len(now.starts) in (1, batch)
+        return now if now is not None and fits else Forward(0, total)

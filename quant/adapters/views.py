@@ -7,7 +7,6 @@ tokens `[first, total)`, and the mask lets every query see exactly one version o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,12 +42,12 @@ class TwoViews:
         """`[B, 1, keys, x]` from the cache's `[B, 1, total, x]` and the exact `[B, 1, total - first, x]`."""
         return torch.cat((cached[:, :, : self.split], exact), dim=2)
 
-    def mask(self, given: Tensor | None, starts: Sequence[int], like: Tensor, additive: bool) -> Tensor:
+    def mask(self, given: Tensor | None, starts: Tensor, like: Tensor, additive: bool) -> Tensor:
         """The mask over both views, `[B or 1, 1, queries, keys]`.
 
         Args:
             given: the attention's own mask over `total` tokens: bool, additive float, or None for causal.
-            starts: each row's first real token, or one value for all rows.
+            starts: each row's first real token, `[B]`, or `[1]` for all rows.
             like: a tensor of the attention's dtype and device.
             additive: whether the mask has to be float where none was given.
         """
@@ -56,7 +55,7 @@ class TwoViews:
         token = torch.arange(self.keys, device=like.device)
         in_exact = token >= self.split
         token = torch.where(in_exact, token - self.split + self.first, token)
-        seen = (self._reads_exact(query, token, _column(starts, like)) == in_exact) & (token <= query)
+        seen = (self._reads_exact(query, token, starts[:, None, None]) == in_exact) & (token <= query)
         seen = seen[:, None]
         if given is None:
             return _additive(seen, like.dtype) if additive else seen
@@ -65,21 +64,17 @@ class TwoViews:
             return given & seen
         return given.masked_fill(~seen, torch.finfo(given.dtype).min)
 
-    def select(self, tokens: Tensor, starts: Sequence[int]) -> Tensor:
+    def select(self, tokens: Tensor, starts: Tensor) -> Tensor:
         """Token indices `[B, queries, k]` (negative: none) as indices of the version that the query reads."""
         query = torch.arange(self.past, self.total, device=tokens.device)[:, None]
-        exact = self._reads_exact(query, tokens, _column(starts, tokens)) & (tokens >= 0)
+        exact = self._reads_exact(query, tokens, starts[:, None, None]) & (tokens >= 0)
         return torch.where(exact, tokens + (self.split - self.first), tokens)
 
     def _reads_exact(self, query: Tensor, token: Tensor, start: Tensor) -> Tensor:
         """Whether a query reads a token from the exact view; the cache's view holds its sinks exact already."""
-        in_window = query - token < self.protection.recent
+        in_window = token > query - self.protection.recent
         cached_sink = (token - start < self.protection.sink) & (token < self.split)
         return in_window & ~cached_sink
-
-
-def _column(starts: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(starts, device=like.device)[:, None, None]
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

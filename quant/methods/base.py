@@ -24,7 +24,9 @@ class Method(Protocol):
     exact: bool
     """True where nothing is changed: adapters then install nothing at all."""
 
-    def reconstruct(self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None) -> Tensor:
+    def reconstruct(
+        self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """The latents of one write event after quantization and back.
 
         Args:
@@ -37,6 +39,9 @@ class Method(Protocol):
         """
         ...
 
+    # A method may also have `by_token(tokens)`, see `Uncalibrated`: left-padded batches are then quantized in one
+    # call instead of one for each length.
+
 
 class Uncalibrated:
     """What the methods without tensors of their own share."""
@@ -45,6 +50,10 @@ class Uncalibrated:
 
     def __init__(self, spec: QuantizerSpec | None = None) -> None:
         self.spec = spec or QuantizerSpec()
+
+    def by_token(self, tokens: int) -> bool:
+        """Whether an event of so many tokens a row is quantized token by token, whatever their positions."""
+        return True
 
     def to(self, device: torch.device | str) -> Self:
         """The method itself: it works where the latents are."""

@@ -20,7 +20,9 @@ class Exact(Uncalibrated):
     name = "bf16"
     exact = True
 
-    def reconstruct(self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None) -> Tensor:
+    def reconstruct(
+        self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """`latent` itself."""
         return latent
 
@@ -30,7 +32,9 @@ class Rtn(Uncalibrated):
 
     name = "rtn"
 
-    def reconstruct(self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None) -> Tensor:
+    def reconstruct(
+        self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """`RTN(c)`; see `Method.reconstruct`."""
         return rtn(latent, self.spec.group_size, self.spec.bits).to(latent.dtype)
 
@@ -40,7 +44,9 @@ class Quarot(Uncalibrated):
 
     name = "quarot"
 
-    def reconstruct(self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None) -> Tensor:
+    def reconstruct(
+        self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """`RTN(c H) H^T`; see `Method.reconstruct`."""
         group = self.spec.group_size
         rotation = _blocks(latent.shape[-1], group, latent.device)
@@ -48,6 +54,7 @@ class Quarot(Uncalibrated):
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)  # kept for later, when gradients may be wanted
 def _blocks(d: int, block: int, device: torch.device) -> Tensor:
     return block_hadamard(d, block).to(device)
 
@@ -55,7 +62,8 @@ def _blocks(d: int, block: int, device: torch.device) -> Tensor:
 @register("bf16", "rtn", "quarot")
 def build_baseline(name: str, *, artifact: Any, d: int, layers: int, spec: QuantizerSpec | None) -> Method:
     """One of the three; raises `RolaqError` where latents of width `d` do not split into groups."""
-    method = {"bf16": Exact, "rtn": Rtn, "quarot": Quarot}[name](spec)
-    if not method.exact:
-        method.spec.check(d)
+    if name == "bf16":
+        return Exact(spec)
+    method = Rtn(spec) if name == "rtn" else Quarot(spec)
+    method.spec.check(d)
     return method

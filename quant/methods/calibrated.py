@@ -36,7 +36,9 @@ def build_from_artifact(
     if config.method != name:
         raise RolaqError(f"method {name} needs a {name} artifact, this one holds {config.method}")
     if spec is not None and spec != config.spec:
-        raise RolaqError(f"method {name}: the spec asked for is not the artifact's ({spec} against {config.spec})")
+        raise RolaqError(
+            f"method {name}: the spec asked for is not the artifact's ({spec} against {config.spec})"
+        )
     if (config.model.layers, config.model.latent_dim) != (layers, d):
         raise RolaqError(
             f"method {name}: the artifact has {config.model.layers} layers of width {config.model.latent_dim}, "

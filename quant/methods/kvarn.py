@@ -144,7 +144,13 @@ class Kvarn(Uncalibrated):
         self.tile, self.rounds, self.clip = tile, rounds, clip
         self._std: dict[int, Tensor] = {}
 
-    def reconstruct(self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None) -> Tensor:
+    def by_token(self, tokens: int) -> bool:
+        """Only single tokens are; see `Uncalibrated.by_token`."""
+        return tokens == 1
+
+    def reconstruct(
+        self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """`(D_c RTN(Z~) D_t)^T H^T`; see `Method.reconstruct`."""
         rotation = _full(latent.shape[-1], latent.device)
         rotated = latent.float() @ rotation
@@ -182,6 +188,7 @@ class Kvarn(Uncalibrated):
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)  # kept for later, when gradients may be wanted
 def _full(d: int, device: torch.device) -> Tensor:
     return hadamard(d).to(device)
 

@@ -31,9 +31,7 @@ BUDGETS = {
 }
 
 
-def select(
-    documents: Iterable[Document], budgets: dict[str, int], taken: set[str]
-) -> list[Document]:
+def select(documents: Iterable[Document], budgets: dict[str, int], taken: set[str]) -> list[Document]:
     """Excerpts of documents not yet in `taken`, in the order of the hash of their source.
 
     Adds the chosen documents to `taken`; a document gives at most 12 kB or a third of
@@ -77,9 +75,7 @@ def main() -> None:
     taken: set[str] = set()
     for name, (split, sizes) in BUDGETS.items():
         documents = [
-            document
-            for path in shard_paths(args.corpus / split)
-            for document in read_documents(path)
+            document for path in shard_paths(args.corpus / split) for document in read_documents(path)
         ]
         chosen = select(documents, dict(zip(SOURCES, sizes, strict=True)), taken)
         lines = [json.dumps(document, ensure_ascii=False, sort_keys=True) for document in chosen]

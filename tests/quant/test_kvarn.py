@@ -57,7 +57,7 @@ def numpy_tile(x, **options):
 
 def numpy_kvarn(x, start=0, **options):
     """Tiles at absolute multiples of 128, each quantized by itself."""
-    cuts = [c for c in range(128 - start % 128, x.shape[0], 128)]
+    cuts = list(range(128 - start % 128, x.shape[0], 128))
     return np.concatenate([numpy_tile(part, **options) for part in np.split(x, cuts) if len(part)])
 
 
@@ -109,7 +109,8 @@ def test_scales_where_the_mean_outweighs_the_spread(offset):
 
 
 @pytest.mark.parametrize(
-    ("start", "tokens"), [(0, 128), (0, 300), (5, 40), (100, 200), (127, 2), (126, 3), (0, 129), (0, 1), (77, 1), (128, 2)]
+    ("start", "tokens"),
+    [(0, 128), (0, 300), (5, 40), (100, 200), (127, 2), (126, 3), (0, 129), (0, 1), (77, 1), (128, 2)],
 )
 def test_reconstruction(start, tokens):
     x = latents(2, tokens, WIDTH, seed=tokens)
@@ -143,7 +144,9 @@ def test_rows_and_tiles_do_not_touch_each_other():
     x = torch.from_numpy(latents(3, 256, WIDTH))
     method = Kvarn()
     whole = method.reconstruct(x, 0)
-    alone = torch.cat([method.reconstruct(x[1:2, :128], 0), method.reconstruct(x[1:2, 128:], 0, start=128)], 1)
+    alone = torch.cat(
+        [method.reconstruct(x[1:2, :128], 0), method.reconstruct(x[1:2, 128:], 0, start=128)], 1
+    )
     assert torch.allclose(whole[1:2], alone, atol=1e-5)
 
 
@@ -165,5 +168,8 @@ def test_std_is_reported_by_layer():
     assert method.latent_std() == {}
     method.reconstruct(x, 3)
     method.reconstruct(x[:, :60], 3)
-    parts = [(part.double() @ torch.from_numpy(reference.sylvester(WIDTH))).std(-1).flatten() for part in (x, x[:, :60])]
+    parts = [
+        (part.double() @ torch.from_numpy(reference.sylvester(WIDTH))).std(-1).flatten()
+        for part in (x, x[:, :60])
+    ]
     assert method.latent_std() == {3: pytest.approx(float(torch.cat(parts).mean()), rel=1e-5)}

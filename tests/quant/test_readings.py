@@ -1,15 +1,16 @@
-"""What attached attentions compute, against absorbed attention in float64 with every (query, token) pair decided alone."""
+"""What attached attentions compute, against absorbed attention in float64 that decides every (query, token) alone."""
 
 import numpy as np
 import pytest
 import torch
-from tiny_models import Wobble, result, tiny, tokens
+from tiny_models import Wobble, current, result, tiny, tokens
 from transformers import DynamicCache
-from transformers.models.minicpm3.modeling_minicpm3 import apply_rotary_pos_emb
 
 from rolaq.quant.adapters.attach import attach
 from rolaq.quant.adapters.layers import find_mla_layers
 from rolaq.quant.protection import Protection
+
+pytestmark = current
 
 LENGTH = 23
 
@@ -56,6 +57,12 @@ def sees_exact(protection, query, token, chunk):
     return token >= end - protection.recent
 
 
+def rotate(x, cos, sin):
+    """RoPE on halves, `[..., n, d_r]` by `[n, d_r]`."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
 def expected(layer, states, rope, chunks, protection, method):
     """Attention output `[n, hidden]` of one row: absorbed form, float64, one pair at a time."""
     module = layer.module
@@ -64,19 +71,24 @@ def expected(layer, states, rope, chunks, protection, method):
     query = query.view(n, heads, nope + layer.rope_dim).transpose(0, 1)
     latent, key = module.kv_a_proj_with_mqa(states).split([layer.latent_dim, layer.rope_dim], -1)
     latent = module.kv_a_layernorm(latent)
-    rotated, key = apply_rotary_pos_emb(query[None, :, :, nope:], key[None, None], *rope)
+    rotated, key = rotate(query[..., nope:], *rope), rotate(key, *rope)
     weight = module.kv_b_proj.weight.view(heads, nope + layer.v_dim, layer.latent_dim).double().numpy()
     stored = method.at(latent, torch.arange(n), layer.index)
     exact, stored, key, query, rotated = (
-        x.double().numpy() for x in (latent, stored, key[0, 0], query[..., :nope], rotated[0])
+        x.double().numpy() for x in (latent, stored, key, query[..., :nope], rotated)
     )
     output = np.zeros((n, heads, layer.v_dim))
     for first, end in chunks:
         for q in range(first, end):
-            read = [(exact if sees_exact(protection, q, t, (first, end)) else stored)[t] for t in range(q + 1)]
+            read = [
+                (exact if sees_exact(protection, q, t, (first, end)) else stored)[t] for t in range(q + 1)
+            ]
             for h in range(heads):
                 absorbed = query[h, q] @ weight[h, :nope]
-                logits = np.array([absorbed @ c + rotated[h, q] @ key[t] for t, c in enumerate(read)]) * module.scaling
+                logits = (
+                    np.array([absorbed @ c + rotated[h, q] @ key[t] for t, c in enumerate(read)])
+                    * module.scaling
+                )
                 share = np.exp(logits - logits.max())
                 output[q, h] = weight[h, nope:] @ (share @ np.array(read) / share.sum())
     return output.reshape(n, -1) @ module.o_proj.weight.double().numpy().T
@@ -95,7 +107,9 @@ def check(model, ids, sizes, protection, mask=None, starts=(0,), **options):
         for first, end in bounds(sizes):
             padding = None if mask is None else mask[:, :end]
             position = None if mask is None else (mask.cumsum(1) - 1).clamp_min(0)[:, first:end]
-            output = model(ids[:, first:end], attention_mask=padding, position_ids=position, cache=cache, **options)
+            output = model(
+                ids[:, first:end], attention_mask=padding, position_ids=position, cache=cache, **options
+            )
             cache = output.cache
     for layer in tape.layers:
         states, got = torch.cat(tape.inputs[layer.index], 1), torch.cat(tape.outputs[layer.index], 1)
@@ -103,7 +117,7 @@ def check(model, ids, sizes, protection, mask=None, starts=(0,), **options):
         for row in range(ids.shape[0]):
             start = starts[row % len(starts)]
             chunks = [(max(a - start, 0), b - start) for a, b in bounds(sizes) if b > start]
-            own = [part[row % part.shape[0], start:][None] for part in rope]
+            own = [part[row % part.shape[0], start:] for part in rope]
             want = expected(layer, states[row, start:], own, chunks, protection, method)
             np.testing.assert_allclose(got[row, start:].numpy(), want, atol=2e-5)
     return method, cache
@@ -139,7 +153,9 @@ def test_eager_attention(reading, sizes):
 def test_left_padding(attention, reading, budget, sizes):
     mask = torch.ones(3, LENGTH, dtype=torch.long)
     mask[1, :4], mask[2, :9] = 0, 0
-    check(tiny("minicpm3", attention), tokens(3, LENGTH), sizes, Protection(*budget, reading), mask, (0, 4, 9))
+    check(
+        tiny("minicpm3", attention), tokens(3, LENGTH), sizes, Protection(*budget, reading), mask, (0, 4, 9)
+    )
 
 
 @pytest.mark.parametrize("reading", ["per_query", "storage", "serving"])
@@ -148,7 +164,9 @@ def test_every_token_is_quantized_once_when_it_leaves(reading, sizes):
     protection = Protection(2, 6, reading)
     method, cache = check(tiny("minicpm3"), tokens(1, LENGTH), sizes, protection)
     for layer in (0, 1):
-        written = [t for index, start, n, _ in method.events if index == layer for t in range(start, start + n)]
+        written = [
+            t for index, start, n, _ in method.events if index == layer for t in range(start, start + n)
+        ]
         assert written == list(range(2, LENGTH - 6))
         assert cache.layers[layer].written == LENGTH - 6
     chunks_that_write = sum(end - 6 > 2 and end - 6 > max(first - 6, 2) for first, end in bounds(sizes))
