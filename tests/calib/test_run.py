@@ -188,6 +188,25 @@ def test_identity_names_the_first_difference():
         check_identity({"a": 1, "b": 2}, {"a": 1}, "here")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("quant.rotation=jont", "Unknown quant.rotation 'jont'. Did you mean: joint"),
+        ("quant.spec.threshold_max=0.9", r"threshold_init 0.98\d+ must lie in \[0.5, 0.9\]"),
+        ("quant.spec.threshold_min=-1", "quant.spec.threshold_min=-1: .*greater than 0"),
+        ("quant.spec.group_size=96", "latent dimension 128 of .* is not a multiple of the group size 96"),
+        ("calib.objective=mse", "calib.objective='mse': .*'kl', 'attn' or 'both'"),
+        ("calib.lengths=[32,64,256]", "calib: .*tokens_per_step 128 is not a multiple of the length 256"),
+        ("calib.steps=100000", "too little training text: [0-9]+ tokens needed, [0-9]+ available"),
+        ("quant={rotation: fixed, threshold: fixed}", "nothing to learn"),
+    ],
+)
+def test_mistakes_are_one_line(overrides, tmp_path, change, message):
+    with pytest.raises(RolaqError, match=message) as error:
+        calibrate(overrides, f"folder={tmp_path}", change)
+    assert "\n" not in str(error.value)
+
+
 def command(overrides):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
     arguments = [sys.executable, "-m", "rolaq.calib", *overrides, f"hydra.run.dir={overrides[-1][7:]}/hydra"]
