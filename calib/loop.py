@@ -92,9 +92,9 @@ class CalibrationLoop:
     def _validate(self, step: int, bar: Progress) -> None:
         """Score the parameters after `step` steps, keep them if best, and write the state."""
         self._flush(bar)
-        result = score(
-            self.validation.kl(self.student.method()), self.state.reference, self.config.validation.weights
-        )
+        with torch.no_grad():
+            kl = self.validation.kl(self.student.method())
+        result = score(kl, self.state.reference, self.config.validation.weights)
         self._refuse_nan(step, result.total)
         self._record({"kind": "validation", "step": step, **describe(result)}, "val")
         if self.state.best is None or result.total < self.state.best.score:
