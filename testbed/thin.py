@@ -1,6 +1,6 @@
 """Keep every n-th document of a corpus's training shards, for machines that cannot take all of it.
 
-    python -m rolaq.testbed.thin CORPUS OUT --every 4
+python -m rolaq.testbed.thin CORPUS OUT --every 4
 """
 
 import argparse
