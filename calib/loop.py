@@ -50,8 +50,8 @@ class CalibrationLoop:
             self.student.load_state_dict(state.student)
             trainer.optimizer.load_state_dict(state.optimizer)
 
-    def run(self) -> RunState:
-        """Optimise to the end; returns the final state, whose `best` holds the chosen checkpoint.
+    def run(self) -> Best:
+        """Optimise to the end; returns the checkpoint with the lowest S.
 
         Raises `RolaqError` when a loss is NaN or infinite; the last good state stays on disk.
         """
@@ -67,7 +67,8 @@ class CalibrationLoop:
                 if len(self.pending) >= FLUSH_EVERY:
                     self._flush(bar)
                 bar.update()
-        return self.state
+        assert self.state.best is not None  # the start is always validated
+        return self.state.best
 
     def _flush(self, bar: Progress | None = None) -> None:
         """Fetch the pending losses, refuse NaN, record and track them."""

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from rolaq.eval.results import Row
 from rolaq.eval.session import Session
-from rolaq.quant.geometry import ProjectionLayer, cumulative_energy, energy, projections
+from rolaq.quant.adapters.layers import MLALayer
+from rolaq.quant.geometry import cumulative_energy, energy, projections
 
 
-def profiles(layers: Sequence[ProjectionLayer]) -> Tensor:
+def profiles(layers: Sequence[MLALayer]) -> Tensor:
     """``F_K, F_V`` of every layer, ``[L, 2, d]`` fp64: energy in the leading r directions (Eq. 15)."""
     found = [cumulative_energy(*energy(*projections(layer))) for layer in layers]
     return torch.stack([torch.stack(pair) for pair in found]).cpu()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+
 from rolaq.calib import outputs, run, trainer
 from rolaq.calib.capture import output_head
 from rolaq.calib.checkpoint import RunState, check_identity, load_state, save_state
@@ -140,7 +141,9 @@ def test_a_lost_artifact_is_exported_again_without_training(overrides, finished,
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(overrides, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "learning_rate", lambda step, *rest: 1e18 if step >= 2 else 1e-3)
-    with pytest.raises(RolaqError, match=r"loss is nan at step 3: the state after step 2 is kept in .*state.pt"):
+    with pytest.raises(
+        RolaqError, match=r"loss is nan at step 3: the state after step 2 is kept in .*state.pt"
+    ):
         calibrate(overrides, f"folder={tmp_path}")
     state = load_state(tmp_path / "calibration/state.pt")
     assert state.step == 2
@@ -203,5 +206,9 @@ def test_the_command_writes_both_artifacts(overrides, tmp_path):
 def test_the_command_says_what_is_wrong_in_one_line(overrides, tmp_path):
     result = command([*overrides, "quant.rotation=jont", f"folder={tmp_path}"])
     assert result.returncode == 1
-    assert result.stderr.strip().splitlines()[-1].startswith("error: Unknown quant.rotation 'jont'. Did you mean: joint")
+    assert (
+        result.stderr.strip()
+        .splitlines()[-1]
+        .startswith("error: Unknown quant.rotation 'jont'. Did you mean: joint")
+    )
     assert "Traceback" not in result.stderr
