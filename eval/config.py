@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from rolaq.common.config import Config, DataConfig, ModelConfig, TrackingConfig
 from rolaq.common.errors import lookup
@@ -85,6 +85,14 @@ class RulerConfig(Config):
     new_tokens: int = Field(128, ge=1)
     generate: int | None = Field(None, ge=1)
     batch_tokens: int = Field(16384, ge=1)
+
+    @field_validator("generate")
+    @classmethod
+    def _room(cls, generate: int | None, info: ValidationInfo) -> int | None:
+        room = info.data.get("new_tokens", 128)
+        if generate is not None and generate > room:
+            raise ValueError(f"must be at most new_tokens, {room}, which is what prompts leave room for")
+        return generate
 
 
 class GainConfig(Config):

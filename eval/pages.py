@@ -9,7 +9,7 @@ from pathlib import Path
 from rolaq.common.errors import lookup
 from rolaq.common.files import atomic_write, markdown_table, read_json
 from rolaq.eval.results import KEYS, Row
-from rolaq.eval.tables import at, budgets, distinct, pivot_markdown, sections, summary_markdown
+from rolaq.eval.tables import at, distinct, pivot_markdown, sections, settings, summary_markdown
 
 Tables = Mapping[str, Sequence[Row]]
 
@@ -24,7 +24,7 @@ def recorded(folder: Path) -> dict[str, list[Row]]:
 def refresh(page: Path, tables: Tables) -> bool:
     """Replace what stands between the markers of a page; true if that changed it.
 
-    ``<!-- results:start NAME -->`` picks a table of `TABLES`, without a name the summary;
+    ``<!-- results:start NAME -->`` picks a table of `TABLES`, without a name the overview;
     ``<!-- results:end -->`` closes it. A table without rows says so.
 
     Raises:
@@ -33,7 +33,7 @@ def refresh(page: Path, tables: Tables) -> bool:
     old = page.read_text(encoding="utf-8")
 
     def fill(match: re.Match[str]) -> str:
-        text = lookup("table", match[2] or "summary", TABLES)(tables).strip()
+        text = lookup("table", match[2] or "overview", TABLES)(tables).strip()
         return f"{match[1]}\n{text or 'No results are recorded yet.'}\n\n{match[3]}"
 
     new = MARKED.sub(fill, old)
@@ -65,12 +65,20 @@ def _summary(tables: Tables) -> str:
     )
 
 
+def _overview(tables: Tables) -> str:
+    """How RoLaQ was selected, then the summary."""
+    chosen, summary = _section("selection", "Selection")(tables), _summary(tables)
+    return "\n".join(part for part in (chosen, summary) if part)
+
+
 def _pivots(table: str, across: str, value: str) -> Callable[[Tables], str]:
     """Methods by domain, length or task; one table per budget."""
 
     def make(mine: dict[str, list[Row]]) -> str:
         rows = mine[table]
-        return "\n".join(f"Budget {b}\n\n{pivot_markdown(at(rows, b), across, value)}" for b in budgets(rows))
+        return "\n".join(
+            f"Budget {b}\n\n{pivot_markdown(at(rows, b), across, value)}" for b in settings(rows)
+        )
 
     return lambda tables: _by_model(tables, make, table)
 
@@ -92,6 +100,7 @@ def _flat(table: str) -> Callable[[Tables], str]:
 
 
 TABLES: dict[str, Callable[[Tables], str]] = {
+    "overview": _overview,
     "summary": _summary,
     "domains": _pivots("quality", "domain", "kl"),
     "lengths": _pivots("quality", "length", "kl"),

@@ -9,7 +9,7 @@ from typing import Any
 from rolaq.common.figures import colour, figure, marker
 from rolaq.eval.config import RULER_SHORT
 from rolaq.eval.results import Row
-from rolaq.eval.tables import at, budgets, distinct, mean, methods
+from rolaq.eval.tables import at, distinct, mean, methods, settings
 
 
 def draw(tables: Mapping[str, Sequence[Row]], meta: Mapping[str, Any], folder: Path) -> dict[str, Path]:
@@ -17,17 +17,14 @@ def draw(tables: Mapping[str, Sequence[Row]], meta: Mapping[str, Any], folder: P
     quality = [row for row in tables.get("quality", []) if row["method"] != "bf16"]
     ruler = tables.get("ruler", [])
     found: dict[str, Path] = {}
-    for budget in budgets(quality):
-        rows = at(quality, budget)
-        found[f"KL by domain, {budget}"] = by_category(
-            rows, "domain", "kl", folder / f"kl_domain_{budget}.png"
-        )
+    for name in settings(quality):
+        rows, suffix = at(quality, name), f"{name.replace(' ', '_')}.png"
+        found[f"KL by domain, {name}"] = by_category(rows, "domain", "kl", folder / f"kl_domain_{suffix}")
         if len(distinct(rows, "length")) > 1:
-            found[f"KL by length, {budget}"] = by_length(rows, folder / f"kl_length_{budget}.png")
-    for budget in budgets(ruler):
-        found[f"RULER by task, {budget}"] = by_category(
-            at(ruler, budget), "task", "score", folder / f"ruler_{budget}.png"
-        )
+            found[f"KL by length, {name}"] = by_length(rows, folder / f"kl_length_{suffix}")
+    for name in settings(ruler):
+        path = folder / f"ruler_{name.replace(' ', '_')}.png"
+        found[f"RULER by task, {name}"] = by_category(at(ruler, name), "task", "score", path)
     if tables.get("gain_sweep"):
         found["Gain sweep"] = gain_sweep(tables["gain_sweep"], folder / "gain_sweep.png")
     if meta.get("energy"):

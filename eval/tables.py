@@ -29,9 +29,22 @@ def distinct(rows: Iterable[Row], key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def budgets(rows: Iterable[Row]) -> list[str]:
-    """The budgets in ``rows``, smallest first."""
-    return sorted(distinct(rows, "budget"), key=lambda text: [int(part) for part in text.split("+")])
+def setting(row: Mapping[str, Any]) -> str:
+    """What a row was measured under: its budget, and reading and path where they are not the usual ones."""
+    usual = ("per_query", "simulated")
+    more = [row[key] for key in ("reading", "through") if row.get(key) and row[key] not in usual]
+    return " ".join([row["budget"], *more])
+
+
+def settings(rows: Iterable[Row]) -> list[str]:
+    """The settings in ``rows``, smallest budget first."""
+    found = dict.fromkeys(setting(row) for row in rows)
+    return sorted(found, key=lambda name: ([int(part) for part in name.split()[0].split("+")], name))
+
+
+def at(rows: Iterable[Row], name: str) -> list[Row]:
+    """Rows of one setting."""
+    return [row for row in rows if setting(row) == name]
 
 
 def label(row: Mapping[str, Any], several: bool = True) -> str:
@@ -50,15 +63,15 @@ def methods(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def summary(quality: Sequence[Row], ruler: Sequence[Row]) -> list[Row]:
-    """Per method: bytes a token, and per budget mean KL, perplexity (geometric) and mean RULER score."""
+    """Per method: bytes a token, and per setting mean KL, perplexity (geometric) and mean RULER score."""
     result = []
-    for name, rows in methods([*quality, *ruler]).items():
-        line: Row = {"method": name, "bytes": next((r["bytes_per_token"] for r in rows if "kl" in r), None)}
-        for budget in budgets([*quality, *ruler]):
-            here = [row for row in rows if row["budget"] == budget]
-            line[f"kl {budget}"] = mean(row["kl"] for row in here if "kl" in row)
-            line[f"ppl {budget}"] = geometric_mean(row["ppl"] for row in here if "ppl" in row)
-            line[f"ruler {budget}"] = mean(row["score"] for row in here if "score" in row)
+    for method, rows in methods([*quality, *ruler]).items():
+        line: Row = {"method": method, "bytes": next((r["bytes_per_token"] for r in rows if "kl" in r), None)}
+        for name in settings([*quality, *ruler]):
+            here = at(rows, name)
+            line[f"kl {name}"] = mean(row["kl"] for row in here if "kl" in row)
+            line[f"ppl {name}"] = geometric_mean(row["ppl"] for row in here if "ppl" in row)
+            line[f"ruler {name}"] = mean(row["score"] for row in here if "score" in row)
         result.append(line)
     return result
 
@@ -67,11 +80,11 @@ def summary_markdown(quality: Sequence[Row], ruler: Sequence[Row]) -> str:
     """The summary as one Markdown table; columns without any value are left out."""
     rows = summary(quality, ruler)
     names = {"kl": "KL", "ppl": "PPL", "ruler": "RULER"}
-    columns = {"method": "method", "bytes": "bytes/token"}
+    columns = {"method": "method", "bytes": "bytes/token/layer"}
     for kind, title in names.items():
-        for budget in budgets([*quality, *ruler]):
-            if any(row[f"{kind} {budget}"] is not None for row in rows):
-                columns[f"{kind} {budget}"] = f"{title} {budget}"
+        for name in settings([*quality, *ruler]):
+            if any(row[f"{kind} {name}"] is not None for row in rows):
+                columns[f"{kind} {name}"] = f"{title} {name}"
     return markdown_table(rows, columns)
 
 
@@ -94,22 +107,17 @@ def pivot_markdown(rows: Sequence[Row], across: str, value: str) -> str:
     return markdown_table(pivot(rows, across, value), {"method": "method", **columns, "mean": "mean"})
 
 
-def at(rows: Iterable[Row], budget: str) -> list[Row]:
-    """Rows of one budget."""
-    return [row for row in rows if row["budget"] == budget]
-
-
 def sections(tables: Mapping[str, Sequence[Row]]) -> dict[str, str]:
     """Every table that the rows allow, as Markdown by title."""
     quality, ruler = tables.get("quality", []), tables.get("ruler", [])
     found: dict[str, str] = {}
     if quality or ruler:
         found["Summary"] = summary_markdown(quality, ruler)
-    for budget in budgets(quality):
-        found[f"KL by domain, {budget}"] = pivot_markdown(at(quality, budget), "domain", "kl")
-        found[f"KL by length, {budget}"] = pivot_markdown(at(quality, budget), "length", "kl")
-    for budget in budgets(ruler):
-        found[f"RULER by task, {budget}"] = pivot_markdown(at(ruler, budget), "task", "score")
+    for name in settings(quality):
+        found[f"KL by domain, {name}"] = pivot_markdown(at(quality, name), "domain", "kl")
+        found[f"KL by length, {name}"] = pivot_markdown(at(quality, name), "length", "kl")
+    for name in settings(ruler):
+        found[f"RULER by task, {name}"] = pivot_markdown(at(ruler, name), "task", "score")
     if tables.get("gain_sweep"):
         columns = {"gain": "gain", "kappa": "kappa", "kl": "KL", "relative": "relative to 1.16"}
         found["Gain sweep"] = markdown_table(
@@ -123,6 +131,9 @@ def sections(tables: Mapping[str, Sequence[Row]]) -> dict[str, str]:
             "r_short": "r short",
             "r_2k": "r 2K",
             "r_4k": "r 4K",
+            "lengths": "lengths",
+            "steps": "steps",
+            "tokens": "tokens",
         }
         found["Selection"] = markdown_table(tables["selection"], columns)
     return found

@@ -79,7 +79,7 @@ def test_markers_are_filled_and_nothing_else_changes(folder):
     cfg = config(folder)
     record(suites(cfg), True, folder / "docs" / "results")
     page = folder / "docs" / "page.md"
-    text = "# Title\n\n<!-- results:start -->\nold\n<!-- results:end -->\n\nBetween.\n\n<!-- results:start ruler -->\n<!-- results:end -->\nEnd.\n"
+    text = "# Title\n\n<!-- results:start summary -->\nold\n<!-- results:end -->\n\nBetween.\n\n<!-- results:start ruler -->\n<!-- results:end -->\nEnd.\n"
     page.write_text(text)
     assert refresh_pages([str(folder / "docs"), str(folder / "missing.md")], folder / "docs" / "results") == [
         page
