@@ -114,6 +114,6 @@ def _describe(item: Any, prefix: str) -> str:
     if item["type"] == "missing":
         return f"{field} is not set: give {field}=… on the command line"
     reason = one_line(item["msg"]).removeprefix("Value error, ")
-    if isinstance(item["input"], (dict, list)):  # a rule between several settings names them itself
+    if isinstance(item["input"], dict):  # a rule between several settings names them itself
         return f"{field}: {reason}"
     return f"{field}={item['input']!r}: {reason}"
