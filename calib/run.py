@@ -7,7 +7,6 @@ import time
 from omegaconf import DictConfig
 from torch import Tensor
 
-from rolaq.calib.attention import fused_attention
 from rolaq.calib.checkpoint import RunState, check_identity, load_state
 from rolaq.calib.config import CalibrateConfig
 from rolaq.calib.loop import CalibrationLoop
@@ -20,6 +19,7 @@ from rolaq.calib.trainer import Trainer
 from rolaq.calib.validate import Validation
 from rolaq.common.config import resolve
 from rolaq.common.tracking import Tracker, tracker
+from rolaq.quant.adapters.fused import fused_attention
 from rolaq.quant.geometry import energies
 from rolaq.quant.rotation import build_rotation
 

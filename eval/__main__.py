@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rolaq.eval.results import KEYS, Results
 from rolaq.eval.selection import selection_rows
 from rolaq.eval.session import Session
 from rolaq.eval.tables import sections
+from rolaq.quant.adapters.fused import fused_attention
 
 
 def start(cfg: EvalConfig) -> Session:
@@ -78,7 +80,9 @@ def run(raw: DictConfig) -> None:
     session = start(cfg)
     plain: dict[str, Any] = OmegaConf.to_container(raw, resolve=True)  # type: ignore[assignment]
     session.results.meta["config"] = plain
-    with tracker(cfg.tracking, "eval", plain) as track:
+    # on a GPU the model keeps the kernel it has, so that bf16 is the plain model to the last bit
+    kernels = fused_attention() if session.target.model.device.type == "cpu" else nullcontext()
+    with kernels, tracker(cfg.tracking, "eval", plain) as track:
         for kind, found in session.calibrated.items():
             track.use_artifact(f"{cfg.model.name}-{kind}", "kv-quantizer", found.folder)
         try:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,14 +91,14 @@ def test_artifacts_history_and_summary(unbroken):
 
 
 @pytest.mark.usefixtures("without_figures")
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [1, 4])
 def test_a_stopped_run_goes_on_to_the_same_bits(overrides, unbroken, tmp_path, monkeypatch, step):
     again = f"folder={tmp_path}/stopped"
     with monkeypatch.context() as patch:
         interrupt_at(patch, step)
         with pytest.raises(KeyboardInterrupt):
             calibrate(overrides, again)
-    assert load_state(tmp_path / "stopped/calibration/state.pt").step == {1: 0, 3: 2}[step]
+    assert load_state(tmp_path / "stopped/calibration/state.pt").step == {1: 0, 4: 4}[step]
     assert not (tmp_path / "stopped/rolaq").exists()
     calibrate(overrides, again)
     for name in ("rolaq.safetensors", "history.jsonl"):
@@ -186,6 +187,30 @@ def test_identity_names_the_first_difference():
     check_identity({"a": 1, "b": [2]}, {"a": 1, "b": [2]}, "here")
     with pytest.raises(RolaqError, match="here holds a run with b=2, this one has b=None"):
         check_identity({"a": 1, "b": 2}, {"a": 1}, "here")
+
+
+KILLED = """
+import os, signal, sys
+from hydra import compose, initialize_config_module
+from rolaq.calib import run, trainer
+
+step = trainer.Trainer.step
+trainer.Trainer.step = lambda self, ids, i: os.kill(os.getpid(), signal.SIGKILL) if i == 3 else step(self, ids, i)
+with initialize_config_module("rolaq.conf", version_base="1.3"):
+    run.main(compose("calibrate", sys.argv[1:]))
+"""
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_killed_process_leaves_a_state_to_go_on_from(overrides, unbroken, tmp_path):
+    arguments = [*overrides, f"folder={tmp_path}", f"threads={torch.get_num_threads()}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert load_state(tmp_path / "calibration/state.pt").step == 2
+    calibrate(arguments)
+    for name in ("rolaq.safetensors", "history.jsonl"):
+        assert (tmp_path / "rolaq" / name).read_bytes() == (unbroken / "rolaq" / name).read_bytes()
 
 
 @pytest.mark.parametrize(
