@@ -50,8 +50,9 @@ class DivergenceConfig(Config):
 
     Attributes:
         skip: positions at the start of a sequence that are not scored.
-        batch_tokens: tokens per forward pass; the teacher's log-probabilities of one batch stay in
-            memory, ``batch_tokens * vocabulary * 4`` bytes.
+        batch_tokens: tokens per forward pass.
+        logits_gb: bound on the teacher's log-probabilities of a batch, tokens * vocabulary * 4 bytes;
+            makes smaller batches where the vocabulary is large.
         chunk: positions whose KL is computed at once.
         prefill: tokens per forward chunk with ``reading=serving``, which needs a cache to read.
     """
@@ -59,6 +60,7 @@ class DivergenceConfig(Config):
     passes: list[DivergencePass]
     skip: int = Field(16, ge=0)
     batch_tokens: int = Field(4096, ge=1)
+    logits_gb: float = Field(4.0, gt=0)
     chunk: int = Field(1024, ge=1)
     prefill: int = Field(256, ge=1)
 

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from rolaq.quant.methods.base import Method
 
 
+MASK_ELEMENTS = 2**31
+"""Bound on a batch's attention mask ``[B, n, 2n]``: windows per query need one for each sequence."""
+
+
+def batch_rows(length: int, tokens: int) -> int:
+    """Sequences of ``length`` in a batch of about ``tokens`` tokens whose attention mask stays bounded."""
+    return max(1, min(tokens // length, MASK_ELEMENTS // (2 * length * length)))
+
+
 @dataclass
 class Scores:
     """Sums over scored positions of one text: KL and next-token loss in nats, in float64."""
@@ -115,11 +124,13 @@ def measure(
 ) -> list[Scores]:
     """Scores of every run on ``ids [n, length]``.
 
-    One teacher pass per batch serves all runs, and only one batch's log-probabilities are kept.
+    One teacher pass per batch serves all runs, and only one batch's log-probabilities are kept: at most
+    ``cfg.logits_gb``, or one sequence's.
     ``passed`` is told the tokens of every forward pass.
     """
     scores = [Scores() for _ in runs]
-    for batch in ids.split(max(1, cfg.batch_tokens // ids.shape[1])):
+    fitting = int(cfg.logits_gb * 1e9 / (4 * model.get_output_embeddings().weight.shape[0]))
+    for batch in ids.split(batch_rows(ids.shape[1], min(cfg.batch_tokens, fitting))):
         batch = batch.to(model.device)
         teacher = teacher_log_probs(model, batch, cfg.chunk)
         passed(batch.numel())

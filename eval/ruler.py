@@ -10,6 +10,7 @@ from rolaq.common.config import DataConfig
 from rolaq.common.files import find
 from rolaq.common.progress import progress
 from rolaq.eval.config import RulerConfig
+from rolaq.eval.divergence import batch_rows
 from rolaq.eval.methods import digest
 from rolaq.eval.niah import generator, quiet, sentence_splitter
 from rolaq.eval.results import Row
@@ -125,12 +126,11 @@ def evaluate(session: Session) -> None:
     ruler = Ruler(cfg, session.cfg.data, find(session.cfg.model.path), session.cfg.seed)
     session.results.meta["ruler"] = ruler.about
     pending = [run for run in runs if not _there(session, ruler, run)]
-    lm = QuantizedLM(
-        session.target.model, session.target.tokenizer, max(1, cfg.batch_tokens // max(cfg.lengths))
-    )
-    exact: dict[str, list[Row]] = {}
     if not pending:
         return
+    rows_at_once = batch_rows(max(cfg.lengths), cfg.batch_tokens)
+    lm = QuantizedLM(session.target.model, session.target.tokenizer, rows_at_once)
+    exact: dict[str, list[Row]] = {}
     for entry, budget in progress(pending, label="RULER, method and budget"):
         rows = exact.get(entry.name) or ruler.run(lm, entry.method, session.protection(budget))
         if entry.method.exact:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rolaq.eval.config import DivergenceConfig
-from rolaq.eval.divergence import compare, logits_of, measure, teacher_log_probs
+from rolaq.eval.divergence import batch_rows, compare, logits_of, measure, teacher_log_probs
 from rolaq.eval.methods import build, load_artifacts
 from rolaq.eval.quality import numbers
 from rolaq.quant.protection import Protection
@@ -106,3 +106,11 @@ def test_bfloat16_logits_are_compared_in_fp32():
     ids = torch.randint(0, 64, (1, 20))
     kl, _ = compare(logits.float().log_softmax(-1), logits, ids, 0, 8)
     assert kl.dtype == torch.float32 and kl.abs().max() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens", "rows"),
+    [(2048, 131072, 64), (1024, 100, 1), (1024, 2**30, 1024), (16384, 2**20, 4), (65536, 2**20, 1)],
+)
+def test_batches_keep_masks_bounded(length, tokens, rows):
+    assert batch_rows(length, tokens) == rows
