@@ -18,12 +18,22 @@ COLOURS = {
     "bf16": "#000000",
     "rolaq": "#D55E00",
     "oscar": "#0072B2",
+    "oscar-best-gain": "#999999",
     "hadamard": "#009E73",
     "kvarn": "#CC79A7",
     "quarot": "#E69F00",
     "rtn": "#56B4E9",
 }
-MARKERS = {"bf16": "o", "rolaq": "D", "oscar": "s", "hadamard": "^", "kvarn": "v", "quarot": "P", "rtn": "X"}
+MARKERS = {
+    "bf16": "o",
+    "rolaq": "D",
+    "oscar": "s",
+    "oscar-best-gain": "h",
+    "hadamard": "^",
+    "kvarn": "v",
+    "quarot": "P",
+    "rtn": "X",
+}
 STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,

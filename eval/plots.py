@@ -48,9 +48,20 @@ def by_category(rows: Sequence[Row], across: str, value: str, path: Path) -> Pat
         axes.set_xticks(range(len(names)), [RULER_SHORT.get(c, c) for c in names], rotation=30, ha="right")
         axes.set_ylabel(LABELS[value])
         if value == "kl":
-            axes.set_yscale("log")
+            _log_scale(axes)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return path
+
+
+def _log_scale(axes: Any) -> None:
+    """Logarithmic with plain numbers: at 1, 2, 5 of a decade, at every tick of a narrow range."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}" if high < 3 * low else "")
 
 
 def by_length(rows: Sequence[Row], path: Path) -> Path:
@@ -62,7 +73,7 @@ def by_length(rows: Sequence[Row], path: Path) -> Path:
             style = {"color": colour(mine[0]["method"]), "marker": marker(mine[0]["method"])}
             axes.plot(lengths, heights, label=name, **style)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        _log_scale(axes)
         axes.set_xticks(lengths, [str(n) for n in lengths])
         axes.set_xlabel("sequence length, tokens")
         axes.set_ylabel(LABELS["kl"])
