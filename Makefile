@@ -15,6 +15,8 @@ STAMP := $(VENV)/.installed
 
 export PYTHONSAFEPATH := 1
 export TOKENIZERS_PARALLELISM ?= false
+# CPU threads that sleep while they wait, which on shared cores is up to three times faster than spinning
+export OMP_WAIT_POLICY ?= passive
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
