@@ -1,0 +1,70 @@
+"""Plain torch beside each kernel, same argument names: what the kernels must compute."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rolaq.quant.packing import pack_codes, unpack_codes
+from rolaq.quant.quantizer import Codes, encode
+from rolaq.quant.quantizer import decode as dequantize
+from rolaq.quant.spec import QuantizerSpec
+
+DEFAULT = QuantizerSpec()
+
+
+def unpack_rows(rows: Tensor, d: int, d_r: int, spec: QuantizerSpec = DEFAULT) -> tuple[Tensor, Tensor]:
+    """Packed rows `[n, bytes]` uint8 → (latents `[n, d]` fp32 in the rotated basis, RoPE keys `[n, d_r]`)."""
+    codes, rope, params = (
+        rows[:, part.offset : part.offset + part.size].contiguous() for part in spec.row(d, d_r)[:3]
+    )
+    scale, offset = params.view(torch.float32).unflatten(-1, (-1, 2)).unbind(-1)
+    return dequantize(Codes(unpack_codes(codes), scale, offset)), rope.view(torch.bfloat16)
+
+
+def pack_rows(codes: Codes, rope: Tensor, spec: QuantizerSpec = DEFAULT) -> Tensor:
+    """Codes `[n, d]` with statistics and RoPE keys `[n, d_r]` BF16 → packed rows `[n, bytes]` uint8."""
+    params = torch.stack((codes.scale, codes.offset), -1).flatten(-2).contiguous()
+    parts = (pack_codes(codes.codes), rope.contiguous().view(torch.uint8), params.view(torch.uint8))
+    return torch.cat(parts, -1)
+
+
+def token_slots(page_table: Tensor, tokens: Tensor, page_size: int) -> Tensor:
+    """Row numbers of one sequence's `tokens` through its `page_table [pages]`."""
+    return page_table.long()[tokens // page_size] * page_size + tokens % page_size
+
+
+def sequence_latents(
+    rows: Tensor, page_table: Tensor, length: int, d: int, d_r: int, page_size: int,
+    exact_latents: Tensor | None, exact_index: Tensor | None, counts: tuple[int, int], sink: int, recent: int,
+    spec: QuantizerSpec = DEFAULT,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """One sequence as decode sees it: latents `[length, d]`, RoPE keys `[length, d_r]`, fp32."""
+    tokens = torch.arange(length, device=rows.device)
+    latents, rope = unpack_rows(rows[token_slots(page_table, tokens, page_size)], d, d_r, spec)
+    if exact_latents is not None and exact_index is not None:
+        sinks = min(counts[0], sink, length)
+        recents = min(counts[1], recent, length - sinks)
+        latents[:sinks] = exact_latents[exact_index[:sinks].long()].float()
+        if recents:
+            latents[-recents:] = exact_latents[exact_index[sink + recent - recents :].long()].float()
+    return latents, rope.float()
+
+
+def decode_reference(q, q_rope, rows, page_table, lengths, *, page_size, scale, exact=None, spec=DEFAULT):
+    """`decode.decode` in fp32: returns out `[B, T, H, d]` fp32 and lse `[B, T, H]`."""
+    batch, queries, heads, d = q.shape
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    lse = torch.full(q.shape[:3], float("-inf"), device=q.device)
+    for b, length in enumerate(lengths.tolist()):
+        if length == 0:
+            continue
+        window = (exact.latents, exact.index[b], tuple(exact.counts[b].tolist()), exact.sink, exact.recent) if exact else (None, None, (0, 0), 0, 0)
+        latents, rope = sequence_latents(rows, page_table[b], length, d, q_rope.shape[-1], page_size, *window, spec)
+        logits = (q[b].float() @ latents.T + q_rope[b].float() @ rope.T) * scale  # [T, H, length]
+        last = length - queries + torch.arange(queries, device=q.device)
+        hidden = torch.arange(length, device=q.device) > last[:, None, None]
+        logits = logits.masked_fill(hidden, float("-inf"))
+        lse[b] = logits.logsumexp(-1)
+        out[b] = torch.nan_to_num(logits.softmax(-1), nan=0.0) @ latents
+    return out, lse
