@@ -10,13 +10,14 @@ from torch import Tensor
 
 from rolaq.common.errors import RolaqError, lookup
 from rolaq.kernels.decode_portable import decode_item_portable
-from rolaq.kernels.merge import merge_kernel
+from rolaq.kernels.merge import COLUMNS, merge
 from rolaq.kernels.plan import Plan, make_plan
 from rolaq.quant.spec import QuantizerSpec
 
-COLUMNS = 16  # query columns (query token, head) of one program
 LOG2E = 1.4426950408889634
 DEFAULT = QuantizerSpec()
+REGISTERS = 255
+TILE = 64
 
 
 class Exact(NamedTuple):
@@ -86,18 +87,14 @@ def decode(
     )  # fmt: skip
     sizes = {"QUERIES": queries, "HEADS": heads, "D": d, "DR": d_r, "PAGE": page_size, "SINK": sink, "RECENT": recent}
     lookup("decode kernel", _choose(impl, q, d, d_r), IMPLEMENTATIONS)((items, blocks), arguments, sizes)
-    chunk = 8
-    merge_kernel[(batch, blocks, d // chunk)](
-        part, part_lse, plan.first, out, lse, out.stride(0), out.stride(2),
-        COLS=queries * heads, D=d, N=COLUMNS, CHUNK=chunk, ITEMS=32,
-    )  # fmt: skip
+    merge(part, part_lse, plan, out, lse)
     return out, lse
 
 
 def make_workspace(plan: Plan, queries: int, heads: int, d: int) -> tuple[Tensor, Tensor]:
-    """Partial results `[items, blocks, d, 16]` and base-2 LSE `[items, blocks, 16]`, fp32."""
+    """Partial results `[items, blocks, 16, d]` and base-2 LSE `[items, blocks, 16]`, fp32."""
     shape = (plan.items.shape[0], column_blocks(queries, heads))
-    part = torch.empty(*shape, d, COLUMNS, dtype=torch.float32, device=plan.items.device)
+    part = torch.empty(*shape, COLUMNS, d, dtype=torch.float32, device=plan.items.device)
     return part, torch.empty(*shape, COLUMNS, dtype=torch.float32, device=plan.items.device)
 
 
@@ -133,7 +130,7 @@ def _portable(grid: tuple[int, int], arguments: tuple, sizes: dict[str, int]) ->
 def _hopper(grid: tuple[int, int], arguments: tuple, sizes: dict[str, int]) -> None:
     from rolaq.kernels.decode_hopper import decode_item
 
-    decode_item[grid](*arguments, **sizes, num_warps=4)
+    decode_item[grid](*arguments, **sizes, TILE=TILE, num_warps=4, maxnreg=REGISTERS)
 
 
 IMPLEMENTATIONS = {"portable": _portable, "hopper": _hopper}

@@ -229,15 +229,15 @@ def decode_item_portable(
     f2 = (f2 * inverse)[:, None]
     f3 = (f3 * inverse)[:, None]
     inverse = (inverse * fall)[:, None]
-    out = part_ptr + place.to(tl.int64) * (D * N) + word[None, :] * N + tl.arange(0, N)[:, None]
+    out = part_ptr + place.to(tl.int64) * (D * N) + word[None, :] + (tl.arange(0, N) * D)[:, None]
     tl.store(out, o0 * lift * inverse + f0)
-    tl.store(out + 4 * W * N, o4 * lift * inverse + f2)
+    tl.store(out + 4 * W, o4 * lift * inverse + f2)
     lift *= step
-    tl.store(out + 1 * W * N, o1 * lift * inverse + f0)
-    tl.store(out + 5 * W * N, o5 * lift * inverse + f2)
+    tl.store(out + 1 * W, o1 * lift * inverse + f0)
+    tl.store(out + 5 * W, o5 * lift * inverse + f2)
     lift *= step
-    tl.store(out + 2 * W * N, o2 * lift * inverse + f1)
-    tl.store(out + 6 * W * N, o6 * lift * inverse + f3)
+    tl.store(out + 2 * W, o2 * lift * inverse + f1)
+    tl.store(out + 6 * W, o6 * lift * inverse + f3)
     lift *= step
-    tl.store(out + 3 * W * N, o3 * lift * inverse + f1)
-    tl.store(out + 7 * W * N, o7 * lift * inverse + f3)
+    tl.store(out + 3 * W, o3 * lift * inverse + f1)
+    tl.store(out + 7 * W, o7 * lift * inverse + f3)
