@@ -8,13 +8,15 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from . import config as _config  # noqa: F401 (registers the resolvers that conf/ uses)
-from .errors import RolaqError, debugging, main, one_line, unknown
+from rolaq.common import config as _config  # noqa: F401 (registers the resolvers that conf/ uses)
+from rolaq.common.errors import RolaqError, debugging, main, one_line, unknown
+from rolaq.common.files import find
 
 CONFIG_PATH = "pkg://rolaq.conf"
 
@@ -53,18 +55,26 @@ def _reported(config_name: str, job: Callable[[], Any]) -> Callable[[], Any]:
 def explain(error: Exception, config_name: str) -> RolaqError:
     """What a Hydra or OmegaConf error means for the person who typed the command."""
     missing, options = getattr(error, "missing_cfg_file", None), getattr(error, "options", None)
-    if missing and options is not None:
-        kind, _, name = str(missing).removesuffix(".yaml").rpartition("/")
-        return unknown(kind or "config", name, options)
+    if missing:
+        kind, _, name = str(missing).removesuffix(".yaml").partition("/")
+        wrong = unknown(kind, name, options or _options(kind))
+        hint = "; any other: model=auto model.path=<id or folder>" if kind == "model" else ""
+        return RolaqError(f"{wrong}{hint}")
     text = one_line(error)
-    group = re.search(r"Could not override '([^'@]+)'\.? No match in the defaults list", text)
-    key = group or re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in", text)
-    if key:
-        return unknown("setting", key[1].lstrip("+~"), _near_settings(key[1].lstrip("+~"), config_name))
+    found = re.search(r"Could not override '([^'@]+)|Key '([^']+)' is not in", text)
+    if found:
+        key = (found[1] or found[2]).lstrip("+~")
+        return unknown("setting", key, _near_settings(key, config_name))
     override = getattr(error, "override", None)
     if override is not None:
         return RolaqError(f"cannot read the argument {override!r}: write key=value ({text})")
     return RolaqError(text)
+
+
+def _options(group: str) -> list[str]:
+    """The names in a folder of ``conf/``."""
+    folder = Path(find(f"{CONFIG_PATH}/{group}"))
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def _near_settings(key: str, config_name: str) -> list[str]:

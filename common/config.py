@@ -6,10 +6,10 @@ import re
 from typing import Any, Literal, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .errors import RolaqError, one_line
+from rolaq.common.errors import RolaqError, one_line
 
 
 class Config(BaseModel):
@@ -93,15 +93,22 @@ def resolve(cfg: DictConfig, model: type[C]) -> C:
 
 def _unresolved(error: OmegaConfBaseException) -> RolaqError:
     """A value still ``???``, named by its dotted path, or an interpolation that leads nowhere."""
-    missing = re.search(r"[Mm]issing mandatory value: ([\w.-]+)", str(error))
-    if missing:
-        return RolaqError(f"{missing[1]} is not set: give {missing[1]}=… on the command line")
-    return RolaqError(f"the configuration cannot be resolved: {one_line(error)}")
+    # an interpolation to a missing value names it in the text alone
+    missing = re.search(r"while resolving interpolation: Missing mandatory value: ([\w.-]+)", str(error))
+    key = error.full_key if isinstance(error, MissingMandatoryValue) else missing and missing[1]
+    if not key:
+        return RolaqError(f"the configuration cannot be resolved: {one_line(error)}")
+    return RolaqError(f"{key} is not set: give {key}=… on the command line")
+
+
+def _dotted(*parts: object) -> str:
+    """Parts of a setting's path joined by dots, empty ones left out."""
+    return ".".join(str(part) for part in parts if part != "")
 
 
 def _describe(item: Any, prefix: str) -> str:
     """One pydantic error as `field=value: reason`."""
-    field = ".".join(str(part) for part in (prefix, *item["loc"]) if part != "") or "configuration"
+    field = _dotted(prefix, *item["loc"]) or "configuration"
     if item["type"] == "extra_forbidden":
         return f"{field} is not a known setting"
     if item["type"] == "missing":

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .files import atomic_write
+from rolaq.common.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,11 +58,13 @@ def figure(
     ``width`` and ``height`` are inches for the whole figure, saved at 150 dots per inch. Works
     without a display and leaves pyplot's global state alone.
     """
-    import matplotlib
+    from cycler import cycler
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({**STYLE, "axes.prop_cycle": matplotlib.cycler(color=PALETTE)}):
+    style: Any = {**STYLE, "axes.prop_cycle": cycler(color=PALETTE)}
+    with rc_context(style):
         canvas = Figure(figsize=(width, height))
         FigureCanvasAgg(canvas)
         axes: Axes | Any = canvas.subplots(rows, columns)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import RolaqError, one_line
+from rolaq.common.errors import RolaqError, one_line
 
 LIBRARIES = ("torch", "transformers", "numpy", "scipy", "safetensors", "datasets", "lm_eval", "hydra-core")
 
@@ -146,9 +146,14 @@ def commit() -> str | None:
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here)]
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
+        )
         changed = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, timeout=10
+            [*git, "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
         return None

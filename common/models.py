@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .config import ModelConfig
-from .errors import RolaqError, one_line
-from .files import find
+from rolaq.common.config import ModelConfig
+from rolaq.common.errors import RolaqError, one_line
+from rolaq.common.files import find
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,7 +29,9 @@ def pick_device(device: str) -> torch.device:
     except RuntimeError as error:
         raise RolaqError(f"model.device={device!r} is no device: use auto, map, cpu or cuda[:N]") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise RolaqError(f"model.device={device!r}: there are {torch.cuda.device_count()} GPUs here; use auto")
+        raise RolaqError(
+            f"model.device={device!r}: there are {torch.cuda.device_count()} GPUs here; use auto"
+        )
     return chosen
 
 
@@ -49,13 +51,15 @@ def load_model(cfg: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     from transformers import AutoModelForCausalLM
 
     source, device = _source(cfg), pick_device(cfg.device)
-    options: dict[str, Any] = {"dtype": pick_dtype(cfg.dtype, device), **_hub(cfg)}
+    options: dict[str, Any] = {"dtype": pick_dtype(cfg.dtype, device), "revision": cfg.revision}
     if cfg.attn_implementation:
         options["attn_implementation"] = cfg.attn_implementation
     if cfg.device == "map":
         options["device_map"] = "auto"
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **options)
+        # Transformers' own class is preferred even where remote code, for a tokenizer, is trusted
+        trust = cfg.trust_remote_code and not _is_native(source, cfg.revision)
+        model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=trust, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _unloadable(cfg, error) from error
     tokenizer = load_tokenizer(cfg)
@@ -73,7 +77,9 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(_source(cfg), **_hub(cfg))
+        tokenizer = AutoTokenizer.from_pretrained(
+            _source(cfg), revision=cfg.revision, trust_remote_code=cfg.trust_remote_code
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _unloadable(cfg, error) from error
     if tokenizer.pad_token is None:
@@ -81,8 +87,11 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _hub(cfg: ModelConfig) -> dict[str, Any]:
-    return {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+def _is_native(source: str, revision: str | None) -> bool:
+    """Whether the installed Transformers has the model's architecture."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    return PreTrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type") in CONFIG_MAPPING
 
 
 def _source(cfg: ModelConfig) -> str:
@@ -91,9 +100,13 @@ def _source(cfg: ModelConfig) -> str:
     is_path = cfg.path.startswith(("pkg://", "~", ".", os.sep)) or source.count("/") > 1
     if Path(source).is_dir():
         if not (Path(source) / "config.json").exists():
-            raise RolaqError(f"{source} holds no config.json: give a Hugging Face model folder or id as model.path=…")
+            raise RolaqError(
+                f"{source} holds no config.json: give a Hugging Face model folder or id as model.path=…"
+            )
     elif is_path:
-        raise RolaqError(f"there is no model folder {source}: give a folder or a Hugging Face id as model.path=…")
+        raise RolaqError(
+            f"there is no model folder {source}: give a folder or a Hugging Face id as model.path=…"
+        )
     return source
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from tqdm import tqdm
+from typing_extensions import TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
 
 
 class Progress(Generic[T]):
@@ -18,7 +19,9 @@ class Progress(Generic[T]):
     manager either way.
     """
 
-    def __init__(self, items: Iterable[T] | None = None, *, total: int | None = None, label: str = "") -> None:
+    def __init__(
+        self, items: Iterable[T] | None = None, *, total: int | None = None, label: str = ""
+    ) -> None:
         terminal = sys.stderr.isatty()
         # a log file gets whole lines: no carriage returns, one at most every ten seconds
         self.bar: Any = tqdm(

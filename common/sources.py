@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import RolaqError, one_line
-from .files import find
+from rolaq.common.errors import RolaqError, one_line
+from rolaq.common.files import find
 
 Item = tuple[str, str, str]  # text, source, domain
 TEXT_KEYS = ("text", "content", "page")
@@ -31,7 +31,9 @@ def iterate(source: str) -> Iterator[Item]:
     path = Path(find(source))
     if path.is_dir():
         for file in sorted(path.rglob("*")):
-            if _format(file) in FORMATS and not any(part.startswith(".") for part in file.relative_to(path).parts):
+            if _format(file) in FORMATS and not any(
+                part.startswith(".") for part in file.relative_to(path).parts
+            ):
                 yield from _file(file)
     elif not path.exists():
         raise RolaqError(f"there is no text at {path}: give a file, a folder or hf:<dataset>")
@@ -79,7 +81,9 @@ def _document(entry: Any, where: str, domain: str) -> Iterator[Item]:
     """The document of a JSON value: a string, or an object with a text key."""
     if isinstance(entry, str):
         entry = {"text": entry}
-    key = next((key for key in TEXT_KEYS if isinstance(entry, dict) and isinstance(entry.get(key), str)), None)
+    key = next(
+        (key for key in TEXT_KEYS if isinstance(entry, dict) and isinstance(entry.get(key), str)), None
+    )
     if key is None:
         raise RolaqError(f"{where} has no text: expected an object with one of {', '.join(TEXT_KEYS)}")
     meta = entry.get("meta")
@@ -91,7 +95,7 @@ def _document(entry: Any, where: str, domain: str) -> Iterator[Item]:
 def _stream(source: str) -> Iterator[Item]:
     """Documents of a Hugging Face data set, without downloading it whole."""
     name, *rest = source.removeprefix("hf:").split(":")
-    config, split = (rest + ["", ""])[:2]
+    config, split = [*rest, "", ""][:2]
     try:
         import datasets
 
@@ -101,4 +105,6 @@ def _stream(source: str) -> Iterator[Item]:
     except RolaqError:
         raise
     except Exception as error:  # the hub, fsspec and datasets each raise their own kinds
-        raise RolaqError(f"cannot stream {source}: check name and network ({one_line(error, 200)})") from error
+        raise RolaqError(
+            f"cannot stream {source}: check name and network ({one_line(error, 200)})"
+        ) from error

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .errors import RolaqError
-from .sources import iterate
+from rolaq.common.errors import RolaqError
+from rolaq.common.sources import iterate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,14 +104,19 @@ def pack(
         if rows is not None and len(stream) >= needed:
             break
     if len(stream) < needed or body < 1:
-        raise RolaqError(f"too little text: {needed} tokens needed, {len(stream)} available; add data or ask for less")
+        raise RolaqError(
+            f"too little text: {needed} tokens needed, {len(stream)} available; add data or ask for less"
+        )
     rows = len(stream) // body if rows is None else rows
     windows = torch.tensor(stream[: rows * body], dtype=torch.long).view(rows, body)
     return torch.cat([torch.tensor(start, dtype=torch.long).expand(rows, -1), windows], dim=1)
 
 
 def crop(
-    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, length: int, per_domain: int | None = None
+    documents: Sequence[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    per_domain: int | None = None,
 ) -> dict[str, Tensor]:
     """Held-out sequences by domain, each ``[n, length]`` int64, from natural documents.
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .config import TrackingConfig
-from .errors import one_line
+from rolaq.common.config import TrackingConfig
+from rolaq.common.errors import one_line
 
 
 class Tracker:
@@ -68,7 +68,7 @@ class WandbTracker(Tracker):
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         import wandb
 
-        columns = list(dict.fromkeys(key for row in rows for key in row))
+        columns: list[Any] = list(dict.fromkeys(key for row in rows for key in row))
         data = [[row.get(key) for key in columns] for row in rows]
         self._safely(lambda: self.run.log({name: wandb.Table(columns=columns, data=data)}))
 

@@ -25,6 +25,7 @@ def verify_model(expected: ModelIdentity, actual: ModelIdentity, where: str) -> 
 
 
 def tensor_shapes(model: ModelIdentity) -> dict[str, tuple[int, ...]]:
+    """The tensors of an artifact and their shapes."""
     return {
         "rotation": (model.layers, model.latent_dim, model.latent_dim),
         "threshold": (model.layers,),
@@ -33,6 +34,7 @@ def tensor_shapes(model: ModelIdentity) -> dict[str, tuple[int, ...]]:
 
 
 def verify_tensors(config: ArtifactConfig, tensors: dict[str, Tensor], where: str) -> None:
+    """Raise `RolaqError` for a wrong shape, a value that is not finite, out of bounds or not as listed."""
     for name, shape in tensor_shapes(config.model).items():
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:

@@ -33,6 +33,10 @@ class FourLevelMethod:
         tensors = (t.to(device) for t in (self.rotation, self.threshold, self.gain))
         return FourLevelMethod(self.name, *tensors, spec=self.spec)
 
+    def by_token(self, tokens: int) -> bool:
+        """Tokens are quantized one by one whatever their positions: adapters may batch rows of any lengths."""
+        return True
+
     def quantize(self, latent: Tensor, layer: int) -> Codes:
         """Codes and statistics of `latent [..., d]` as they are stored."""
         return encode(

@@ -1,0 +1,1 @@
+"""Attaching a method to the attention of any Transformers model with Multi-head Latent Attention."""
