@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from rolaq.common.errors import RolaqError, lookup
+from rolaq.kernels.exact import Exact
 from rolaq.kernels.decode_portable import decode_item_portable
 from rolaq.kernels.merge import COLUMNS, merge
 from rolaq.kernels.plan import Plan, make_plan
@@ -16,23 +17,7 @@ from rolaq.quant.spec import QuantizerSpec
 
 LOG2E = 1.4426950408889634
 DEFAULT = QuantizerSpec()
-REGISTERS = 255
-TILE = 64
-
-
-class Exact(NamedTuple):
-    """Protected tokens' BF16 latents, in the basis of the queries.
-
-    latents `[n, d]` BF16. index `[B, sink + recent]` int32: entry i < sink is the row of position i,
-    entry sink + k the row of position `length - recent + k`. counts `[B, 2]` int32: how many sinks
-    (from the first on) and recent tokens (up to the last) are in use; the others are read packed.
-    """
-
-    latents: Tensor
-    index: Tensor
-    counts: Tensor
-    sink: int
-    recent: int
+REGISTERS = 255  # a thread of the tensor-core kernel: two programs a multiprocessor
 
 
 def column_blocks(queries: int, heads: int) -> int:
@@ -71,6 +56,8 @@ def decode(
     batch, queries, heads, d = q.shape
     d_r = q_rope.shape[-1]
     _check(q, q_rope, rows, spec)
+    if page_size < 1:
+        raise RolaqError(f"page_size must be at least 1, got {page_size}")
     blocks = column_blocks(queries, heads)
     sink, recent = (exact.sink, exact.recent) if exact else (0, 0)
     if plan is None:
@@ -116,8 +103,7 @@ def _choose(impl: str, q: Tensor, d: int, d_r: int) -> str:
     """The Hopper kernel where it runs, else the portable one."""
     if impl != "auto":
         return impl
-    hopper = q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
-    return "hopper" if hopper and d == 512 and d_r == 64 else "portable"
+    return "tensor-core" if q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9 else "portable"
 
 
 def _portable(grid: tuple[int, int], arguments: tuple, sizes: dict[str, int]) -> None:
@@ -127,10 +113,10 @@ def _portable(grid: tuple[int, int], arguments: tuple, sizes: dict[str, int]) ->
     )
 
 
-def _hopper(grid: tuple[int, int], arguments: tuple, sizes: dict[str, int]) -> None:
-    from rolaq.kernels.decode_hopper import decode_item
+def _tensor_core(grid: tuple[int, int], arguments: tuple, sizes: dict[str, int]) -> None:
+    from rolaq.kernels.decode_gluon import decode_item
 
-    decode_item[grid](*arguments, **sizes, TILE=TILE, num_warps=4, maxnreg=REGISTERS)
+    decode_item[grid](*arguments, **sizes, num_warps=4, maxnreg=REGISTERS)
 
 
-IMPLEMENTATIONS = {"portable": _portable, "hopper": _hopper}
+IMPLEMENTATIONS = {"portable": _portable, "tensor-core": _tensor_core}

@@ -1,6 +1,6 @@
 """INT2 MLA decode in plain Triton: any latent of two or four groups, any GPU, and the interpreter.
 
-Arguments and results are `decode_hopper.decode_item`'s. Tokens are the columns of a matrix instruction
+Arguments and results are `decode_gluon.decode_item`'s. Tokens are the columns of a matrix instruction
 here and query columns its rows; a running maximum rescales the sums tile by tile.
 """
 
@@ -56,7 +56,7 @@ def decode_item_portable(
     QUERIES: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DR: tl.constexpr, PAGE: tl.constexpr,
     SINK: tl.constexpr, RECENT: tl.constexpr, BLOCK: tl.constexpr, EXACT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Partial attention of one work item and 16 query columns; see `decode_hopper.decode_item`."""
+    """Partial attention of one work item and 16 query columns; see `decode_gluon.decode_item`."""
     N: tl.constexpr = 16
     TYPE: tl.constexpr = tl.bfloat16 if ASM else tl.float32
     W: tl.constexpr = D // 8

@@ -12,24 +12,15 @@ COLUMNS = 16
 
 
 @triton.jit
-def _merge_kernel(
-    part, lse, first, out, lse_out, out_row, out_col, blocks,
-    D: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, ITEMS: tl.constexpr,
-):  # fmt: skip
-    """CHUNK coordinates of one sequence and query column, ITEMS partial results at a time."""
-    seq = tl.program_id(0)
-    col = tl.program_id(1)
-    chunk = tl.program_id(2)
-    start = tl.load(first + seq)
-    stop = tl.load(first + seq + 1)
+def _merge_rows(part, lse, start, stop, col, at, blocks, D: tl.constexpr, N: tl.constexpr, ITEMS: tl.constexpr):
+    """Weighted sum of one query column's partial results, ITEMS at a time: (sum, weight, maximum)."""
     i = tl.arange(0, ITEMS)
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
     top = float("-inf")
     weight = 0.0
-    acc = tl.zeros([CHUNK], tl.float32)
+    acc = at.to(tl.float32) * 0.0
     for begin in range(start, stop, ITEMS):
         ok = begin + i < stop
-        row = ((begin + i) * blocks + col // N) * N + col % N
+        row = (begin + i) * blocks * N + seq_row
         x = tl.load(lse + row, mask=ok, other=float("-inf"))
         y = tl.load(part + (row.to(tl.int64) * D)[:, None] + at[None, :], mask=ok[:, None], other=0.0)
         new = tl.maximum(top, tl.max(x, 0))
@@ -39,6 +30,25 @@ def _merge_kernel(
         weight = weight * keep + tl.sum(w, 0)
         acc = acc * keep + tl.sum(w[:, None] * y, 0)
         top = new
+    return acc, weight, top
+
+
+@triton.jit
+def _merge_kernel(
+    part, lse, first, out, lse_out, out_row, out_col, blocks,
+    D: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    """CHUNK coordinates of one sequence and query column; few or many partial results at a time."""
+    seq = tl.program_id(0)
+    col = tl.program_id(1)
+    chunk = tl.program_id(2)
+    start = tl.load(first + seq)
+    stop = tl.load(first + seq + 1)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    if stop - start <= 8:
+        acc, weight, top = _merge_rows(part, lse, start, stop, col, at, blocks, D, N, 8)
+    else:
+        acc, weight, top = _merge_rows(part, lse, start, stop, col, at, blocks, D, N, MANY)
     acc = acc / tl.where(weight > 0.0, weight, 1.0)
     tl.store(out + seq.to(tl.int64) * out_row + col * out_col + at, acc.to(out.dtype.element_ty))
     if chunk == 0:
@@ -51,9 +61,8 @@ def merge(part: Tensor, lse: Tensor, plan: Plan, out: Tensor, lse_out: Tensor) -
     and natural `lse_out [B, T, H]`; a sequence without items gets zeros and minus infinity."""
     batch, queries, heads, d = out.shape
     columns = queries * heads
-    chunk = d if batch * columns >= 512 else 128
-    items = min(max(triton.next_power_of_2(plan.items.shape[0] // batch), 4), 4096 // chunk)
+    chunk = 256 if batch * columns >= 512 else 128
     _merge_kernel[(batch, columns, d // chunk)](
         part, lse, plan.first, out, lse_out, out.stride(0), out.stride(2), part.shape[1],
-        D=d, N=COLUMNS, CHUNK=chunk, ITEMS=items,
+        D=d, N=COLUMNS, CHUNK=chunk, MANY=8192 // chunk, num_warps=8,
     )  # fmt: skip

@@ -68,3 +68,23 @@ def decode_reference(q, q_rope, rows, page_table, lengths, *, page_size, scale, 
         lse[b] = logits.logsumexp(-1)
         out[b] = torch.nan_to_num(logits.softmax(-1), nan=0.0) @ latents
     return out, lse
+
+
+def write_reference(
+    latents: Tensor, rope: Tensor, rotation: Tensor | None, *, threshold: float, gain: float,
+    spec: QuantizerSpec = DEFAULT,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What `write.write` stores: packed rows `[n, bytes]` and rotated latents `[n, d]` BF16.
+
+    The rotation `[d, d]` is fp32 here and its product is taken in fp64.
+    """
+    z = latents.float() if rotation is None else (latents.double() @ rotation.double()).float()
+    return pack_rows(encode(z, threshold, gain, spec), rope, spec), z.bfloat16()
+
+
+def gather_reference(
+    rows: Tensor, slots: Tensor, d: int, d_r: int, *, rotation: Tensor | None = None, spec: QuantizerSpec = DEFAULT
+) -> tuple[Tensor, Tensor]:
+    """`gather.gather` in fp32."""
+    latents, rope = unpack_rows(rows[slots.long()], d, d_r, spec)
+    return latents if rotation is None else latents @ rotation.float().T, rope

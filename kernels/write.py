@@ -11,7 +11,7 @@ from rolaq.common.errors import RolaqError
 from rolaq.quant.spec import QuantizerSpec
 
 DEFAULT = QuantizerSpec()
-SPLIT_BELOW = 1024  # tokens: below, one program a group, so that few tokens still use many programs
+SPLIT_BELOW = 3072  # tokens: below, one program a group, so that few tokens still use many programs
 
 
 @triton.jit
