@@ -103,6 +103,6 @@ def gather(
     rope_out.view(torch.uint8).copy_(rows[slots.long(), part.offset : part.offset + part.size])
     kind = tl.bfloat16 if rows.is_cuda else tl.float32
     _unrotate_kernel[(triton.cdiv(n, 64), d // 128)](
-        rows16, rows32, slots, rotation, out, n, D=d, DR=d_r, M=64, TYPE=kind, num_warps=4
+        rows16, rows32, slots, rotation.contiguous(), out, n, D=d, DR=d_r, M=64, TYPE=kind, num_warps=4
     )
     return out, rope_out

@@ -20,7 +20,7 @@ def _merge_rows(part, lse, start, stop, col, at, blocks, D: tl.constexpr, N: tl.
     acc = at.to(tl.float32) * 0.0
     for begin in range(start, stop, ITEMS):
         ok = begin + i < stop
-        row = (begin + i) * blocks * N + seq_row
+        row = (begin + i) * blocks * N + col
         x = tl.load(lse + row, mask=ok, other=float("-inf"))
         y = tl.load(part + (row.to(tl.int64) * D)[:, None] + at[None, :], mask=ok[:, None], other=0.0)
         new = tl.maximum(top, tl.max(x, 0))

@@ -34,7 +34,7 @@ def compare(case, device, impl):
         # BF16 rounds probabilities (2^-9, random) and the output once more
         assert (lse - want_lse)[finite].abs().max() <= 1e-3
         error = (out.float() - want)[finite].norm() / want[finite].norm()
-        assert error <= (3e-3 if q.is_cuda else 1e-5), f"relative error {error:.2e}"
+        assert error <= (3e-3 if q.is_cuda else 5e-5), f"relative error {error:.2e}"
     assert (out[~finite] == 0).all()
 
 

@@ -70,7 +70,7 @@ def test_gather_in_both_bases(n, d, d_r, device):
         out, rope = gather(rows, slots, d, d_r, rotation=basis)
         want, want_rope = gather_reference(rows, slots, d, d_r, rotation=basis)
         assert torch.equal(rope, want_rope)
-        assert (out.float() - want).norm() <= 4e-3 * want.norm()
+        assert (out.float() - want).norm() <= (4e-3 if rows.is_cuda else 8e-3) * want.norm()
 
 
 def test_nothing_to_do(device):
