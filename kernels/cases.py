@@ -111,7 +111,7 @@ def build(case: Case, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
     q = torch.randn(batch, case.queries, case.heads, d + d_r, generator=cpu) * case.magnitude
     q[..., d] = q[..., d] if not case.rising else 10.0
     q = q.bfloat16().to(device)
-    arguments = {
+    return {
         "q": q[..., :d],
         "q_rope": q[..., d:],
         "rows": rows.to(device),
@@ -121,7 +121,6 @@ def build(case: Case, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
         "scale": (d / 4 + d_r) ** -0.5,
         "exact": _exact(case, cpu, device) if case.sink + case.recent else None,
     }
-    return arguments
 
 
 def _exact(case: Case, generator: torch.Generator, device: str) -> Exact:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
 
 from rolaq.common.errors import RolaqError, lookup
-from rolaq.kernels.exact import Exact
 from rolaq.kernels.decode_portable import decode_item_portable
+from rolaq.kernels.exact import Exact
 from rolaq.kernels.merge import COLUMNS, merge
 from rolaq.kernels.plan import Plan, make_plan
 from rolaq.quant.spec import QuantizerSpec
@@ -68,11 +66,19 @@ def decode(
     lse = q.new_empty(batch, queries, heads, dtype=torch.float32) if lse is None else lse
     arguments = (
         q, q_rope, rows.view(torch.int16), rows.view(torch.float32), exact.latents if exact else q,
-        exact.index if exact else lengths, exact.counts if exact else lengths, page_table, lengths,
+        exact.where if exact else lengths, exact.counts if exact else lengths, page_table, lengths,
         plan.items, part, part_lse, q.stride(0), q.stride(2), q_rope.stride(0), q_rope.stride(2),
         page_table.stride(0), scale * LOG2E,
     )  # fmt: skip
-    sizes = {"QUERIES": queries, "HEADS": heads, "D": d, "DR": d_r, "PAGE": page_size, "SINK": sink, "RECENT": recent}
+    sizes = {
+        "QUERIES": queries,
+        "HEADS": heads,
+        "D": d,
+        "DR": d_r,
+        "PAGE": page_size,
+        "SINK": sink,
+        "RECENT": recent,
+    }
     lookup("decode kernel", _choose(impl, q, d, d_r), IMPLEMENTATIONS)((items, blocks), arguments, sizes)
     merge(part, part_lse, plan, out, lse)
     return out, lse
@@ -89,14 +95,26 @@ def _check(q: Tensor, q_rope: Tensor, rows: Tensor, spec: QuantizerSpec) -> None
     """Refuse what the kernels were not built for, by name."""
     d, d_r = q.shape[-1], q_rope.shape[-1]
     if d not in (256, 512) or d_r not in (32, 64) or spec.group_size != 128:
-        raise RolaqError(f"no decode kernel for latent {d}, RoPE {d_r}, group {spec.group_size}; d is 256 or 512, d_r 32 or 64, group 128")
+        raise RolaqError(
+            f"no decode kernel for latent {d}, RoPE {d_r}, group {spec.group_size}; d is 256 or 512, d_r 32 or 64, group 128"
+        )
     if (spec.stats_dtype, spec.rope_dtype) != ("float32", "bfloat16"):
-        raise RolaqError(f"decode reads float32 statistics and bfloat16 RoPE keys, not {spec.stats_dtype} and {spec.rope_dtype}")
-    if rows.dtype != torch.uint8 or rows.shape[-1] != spec.bytes_per_token(d, d_r) or not rows.is_contiguous():
-        raise RolaqError(f"rows must be contiguous uint8 [slots, {spec.bytes_per_token(d, d_r)}], got {rows.dtype} {tuple(rows.shape)}")
+        raise RolaqError(
+            f"decode reads float32 statistics and bfloat16 RoPE keys, not {spec.stats_dtype} and {spec.rope_dtype}"
+        )
+    if (
+        rows.dtype != torch.uint8
+        or rows.shape[-1] != spec.bytes_per_token(d, d_r)
+        or not rows.is_contiguous()
+    ):
+        raise RolaqError(
+            f"rows must be contiguous uint8 [slots, {spec.bytes_per_token(d, d_r)}], got {rows.dtype} {tuple(rows.shape)}"
+        )
     for name, x in (("q", q), ("q_rope", q_rope)):
         if x.dtype != torch.bfloat16 or x.stride(-1) != 1 or x.stride(1) != x.shape[2] * x.stride(2):
-            raise RolaqError(f"{name} must be bfloat16 with heads evenly spaced, got {x.dtype} strides {x.stride()}")
+            raise RolaqError(
+                f"{name} must be bfloat16 with heads evenly spaced, got {x.dtype} strides {x.stride()}"
+            )
 
 
 def _choose(impl: str, q: Tensor, d: int, d_r: int) -> str:

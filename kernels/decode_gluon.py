@@ -5,6 +5,9 @@ columns. Codes become BF16 operands in registers by one AND; everything else tha
 memory. `kernels/README.md` derives the powers of two. Same arguments and results as `decode_portable`.
 """
 
+# mypy: disable-error-code="assignment"
+# ruff: noqa: RUF005 (tuples grow by concatenation: the compiler knows no unpacking)
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
@@ -62,7 +65,12 @@ def _round(x):
 def _widen(x):
     """BF16 → fp32, two at a time."""
     return gl.inline_asm_elementwise(
-        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+        "=r,=r,r",
+        [x],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=2,
     )
 
 
@@ -77,8 +85,14 @@ def _planes(words):
     """All eight planes of 16-bit words."""
     high = _high(words)
     return (
-        _plane(words, 0), _plane(words, 1), _plane(words, 2), _plane(words, 3),
-        _plane(high, 0), _plane(high, 1), _plane(high, 2), _plane(high, 3),
+        _plane(words, 0),
+        _plane(words, 1),
+        _plane(words, 2),
+        _plane(words, 3),
+        _plane(high, 0),
+        _plane(high, 1),
+        _plane(high, 2),
+        _plane(high, 3),
     )
 
 
@@ -133,7 +147,9 @@ def _tile_slots(table, start, end, PAGE: gl.constexpr, CL: gl.constexpr, RL: gl.
 @gluon.jit
 def _copy(base, slot, into, start, ROW: gl.constexpr, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
     at = base + (slot.to(gl.int64) * ROW)[:, None] + start
-    async_copy.async_copy_global_to_shared(into, at + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))[None, :])
+    async_copy.async_copy_global_to_shared(
+        into, at + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    )
 
 
 @gluon.jit
@@ -158,7 +174,9 @@ def _queries(base, row, inside, q_s, sum_s, scale, W: gl.constexpr, G: gl.conste
         for i in gl.static_range(8 // G):
             q = gl.load(at + (g * (8 // G) + i) * W, mask=inside[:, None], other=0.0).to(gl.float32)
             total += q
-            q_s.index(g * (8 // G) + i).store((q * 2.0 ** (100 - 2 * ((g * (8 // G) + i) % 4))).to(gl.bfloat16))
+            q_s.index(g * (8 // G) + i).store(
+                (q * 2.0 ** (100 - 2 * ((g * (8 // G) + i) % 4))).to(gl.bfloat16)
+            )
         sum_s.index(g).store(gl.sum(total, 1) * scale)
 
 
@@ -174,7 +192,9 @@ def _window(i, sinks, recents, length, SINK: gl.constexpr, RECENT: gl.constexpr)
 def _group(par_s, g: gl.constexpr, PAIR: gl.constexpr, LAYOUT: gl.constexpr):
     """Scale and offset of group g by token."""
     a, b = par_s.slice(2 * g, 2, dim=1).load(PAIR).split()
-    return gl.convert_layout(a, LAYOUT, assert_trivial=True), gl.convert_layout(b, LAYOUT, assert_trivial=True)
+    return gl.convert_layout(a, LAYOUT, assert_trivial=True), gl.convert_layout(
+        b, LAYOUT, assert_trivial=True
+    )
 
 
 @gluon.jit
@@ -203,7 +223,11 @@ def _logits(
             for j in gl.static_range(8):
                 q = q + (q_s.index(j).slice(16 * k + 16, 16, dim=1).load(left),)
         for i in gl.static_range(8):
-            s = _put(s, i % G, mma_v2(now[(i % G) * (8 // G) + i // G], planes[(i % G) * (8 // G) + i // G], s[i % G]))
+            s = _put(
+                s,
+                i % G,
+                mma_v2(now[(i % G) * (8 // G) + i // G], planes[(i % G) * (8 // G) + i // G], s[i % G]),
+            )
         if k < DR // 16:
             key = keys.slice(16 * k, 16, dim=0).load(right).to(gl.bfloat16, bitcast=True)
             u = mma_v2(qr_s.slice(16 * k, 16, dim=1).load(left), key, u)
@@ -224,7 +248,7 @@ def _weigh(p, par_s, p_s, G: gl.constexpr, PAIR: gl.constexpr, by_col: gl.conste
     """Store each group's weights `p a` rounded to BF16, and return them."""
     weights = ()
     for g in gl.static_range(G):
-        a, b = _group(par_s, g, PAIR, by_col)
+        a, _b = _group(par_s, g, PAIR, by_col)
         w = _round(p * a[None, :])
         p_s.index(g).store(w)
         weights = weights + (w,)
@@ -232,8 +256,20 @@ def _weigh(p, par_s, p_s, G: gl.constexpr, PAIR: gl.constexpr, by_col: gl.conste
 
 
 @gluon.jit
-def _values(o, f, weights, code_s, p_s, par_s, G: gl.constexpr, PAIR: gl.constexpr, left: gl.constexpr,
-            right: gl.constexpr, by_col: gl.constexpr, OWN: gl.constexpr):
+def _values(
+    o,
+    f,
+    weights,
+    code_s,
+    p_s,
+    par_s,
+    G: gl.constexpr,
+    PAIR: gl.constexpr,
+    left: gl.constexpr,
+    right: gl.constexpr,
+    by_col: gl.constexpr,
+    OWN: gl.constexpr,
+):
     """Add a tile's weights times codes to the eight planes of the output."""
     for k in gl.static_range(TILE // 16):
         planes = _planes(code_s.slice(16 * k, 16, dim=0).load(right))
@@ -267,7 +303,9 @@ def _protected(
     page = gl.load(table + token // PAGE, mask=ok, other=0)
     word = gl.arange(0, DR, layout=gl.SliceLayout(1, right))
     key_at = rows16 + ((page * PAGE + token % PAGE).to(gl.int64) * ROW)[None, :] + W + word[:, None]
-    u = mma_v2(qr_s.load(left), gl.load(key_at, mask=ok[None, :], other=0).to(gl.bfloat16, bitcast=True), zero)
+    u = mma_v2(
+        qr_s.load(left), gl.load(key_at, mask=ok[None, :], other=0).to(gl.bfloat16, bitcast=True), zero
+    )
     word = gl.arange(0, W, layout=gl.SliceLayout(1, right))
     at = exact_ptr + (index.to(gl.int64) * D)[None, :] + word[:, None]
     for j in gl.static_range(8):
@@ -309,7 +347,6 @@ def decode_item(
     W: gl.constexpr = D // 8
     G: gl.constexpr = D // 128
     COLS: gl.constexpr = QUERIES * HEADS
-    ROW: gl.constexpr = W + DR + 4 * G
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
@@ -349,7 +386,9 @@ def decode_item(
 
     if kind == 1:
         slots = _tile_slots(table, begin, end, PAGE, CL, RL, PL)
-        _copy_tile(rows16, rows32, slots, code_s.index(0), rope_s.index(0), par_s.index(0), W, DR, G, CL, RL, PL)
+        _copy_tile(
+            rows16, rows32, slots, code_s.index(0), rope_s.index(0), par_s.index(0), W, DR, G, CL, RL, PL
+        )
     col = block * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, CL))
     _queries(q_ptr + seq.to(gl.int64) * q_row, col * q_col, col < COLS, q_s, sum_s, scale, W, G, CL)
     col = block * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, RL))
@@ -392,7 +431,18 @@ def decode_item(
             if attempt > 0:
                 slots = _tile_slots(table, begin, end, PAGE, CL, RL, PL)
                 _copy_tile(
-                    rows16, rows32, slots, code_s.index(0), rope_s.index(0), par_s.index(0), W, DR, G, CL, RL, PL
+                    rows16,
+                    rows32,
+                    slots,
+                    code_s.index(0),
+                    rope_s.index(0),
+                    par_s.index(0),
+                    W,
+                    DR,
+                    G,
+                    CL,
+                    RL,
+                    PL,
                 )
             slots = _tile_slots(table, begin + TILE, end, PAGE, CL, RL, PL)
             for tile in range(tiles):
@@ -426,7 +476,18 @@ def decode_item(
                 weights = _weigh(p, par_s.index(stage), p_s, G, PAIR, by_col)
                 gl.thread_barrier()
                 o, f = _values(
-                    o, f, weights, code_s.index(stage), p_s, par_s.index(stage), G, PAIR, left, right, by_col, OWN
+                    o,
+                    f,
+                    weights,
+                    code_s.index(stage),
+                    p_s,
+                    par_s.index(stage),
+                    G,
+                    PAIR,
+                    left,
+                    right,
+                    by_col,
+                    OWN,
                 )
             async_copy.wait_group(0)
             # The first tile's maximum served as reference. BF16 and fp32 keep their precision within

@@ -61,7 +61,6 @@ def decode_item_portable(
     TYPE: tl.constexpr = tl.bfloat16 if ASM else tl.float32
     W: tl.constexpr = D // 8
     G: tl.constexpr = D // 128
-    P: tl.constexpr = 8 // G
     COLS: tl.constexpr = QUERIES * HEADS
     ROW16: tl.constexpr = (D // 4 + 2 * DR + 8 * G) // 2
     item = tl.program_id(0)

@@ -60,7 +60,9 @@ def _unrotate_kernel(
     ok = row < n
     slot = tl.load(slots + row, mask=ok, other=0).to(tl.int64)
     w = tl.arange(0, W)
-    words = tl.load(rows16 + (slot * (2 * ROW32))[:, None] + w[None, :], mask=ok[:, None], other=0).to(tl.int32)
+    words = tl.load(rows16 + (slot * (2 * ROW32))[:, None] + w[None, :], mask=ok[:, None], other=0).to(
+        tl.int32
+    )
     col = tl.program_id(1) * 128 + tl.arange(0, 128)
     acc = tl.zeros([M, 128], tl.float32)
     for j in range(8):
@@ -88,7 +90,9 @@ def gather(
     are rounded to BF16 first). Folding R into the projection that follows is cheaper where it can be done.
     """
     if d not in (256, 512) or d_r not in (32, 64) or spec.group_size != 128:
-        raise RolaqError(f"no gather kernel for latent {d}, RoPE {d_r}, group {spec.group_size}; d is 256 or 512, d_r 32 or 64, group 128")
+        raise RolaqError(
+            f"no gather kernel for latent {d}, RoPE {d_r}, group {spec.group_size}; d is 256 or 512, d_r 32 or 64, group 128"
+        )
     n = slots.shape[0]
     out = torch.empty(n, d, dtype=torch.bfloat16, device=rows.device) if out is None else out
     rope_out = torch.empty(n, d_r, dtype=torch.bfloat16, device=rows.device) if rope_out is None else rope_out
@@ -97,7 +101,9 @@ def gather(
     rows16, rows32 = rows.view(torch.int16), rows.view(torch.float32)
     if rotation is None:
         grid = (triton.cdiv(n, 16),)
-        _gather_kernel[grid](rows16, rows32, slots, out, rope_out.view(torch.int16), n, D=d, DR=d_r, M=16, ROPE=True)
+        _gather_kernel[grid](
+            rows16, rows32, slots, out, rope_out.view(torch.int16), n, D=d, DR=d_r, M=16, ROPE=True
+        )
         return out, rope_out
     part = spec.row(d, d_r).rope
     rope_out.view(torch.uint8).copy_(rows[slots.long(), part.offset : part.offset + part.size])

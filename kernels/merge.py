@@ -12,7 +12,9 @@ COLUMNS = 16
 
 
 @triton.jit
-def _merge_rows(part, lse, start, stop, col, at, blocks, D: tl.constexpr, N: tl.constexpr, ITEMS: tl.constexpr):
+def _merge_rows(
+    part, lse, start, stop, col, at, blocks, D: tl.constexpr, N: tl.constexpr, ITEMS: tl.constexpr
+):
     """Weighted sum of one query column's partial results, ITEMS at a time: (sum, weight, maximum)."""
     i = tl.arange(0, ITEMS)
     top = float("-inf")

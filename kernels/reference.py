@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rolaq.kernels.exact import Exact
 from rolaq.quant.packing import pack_codes, unpack_codes
 from rolaq.quant.quantizer import Codes, encode
 from rolaq.quant.quantizer import decode as dequantize
@@ -35,32 +36,41 @@ def token_slots(page_table: Tensor, tokens: Tensor, page_size: int) -> Tensor:
 
 
 def sequence_latents(
-    rows: Tensor, page_table: Tensor, length: int, d: int, d_r: int, page_size: int,
-    exact_latents: Tensor | None, exact_index: Tensor | None, counts: tuple[int, int], sink: int, recent: int,
-    spec: QuantizerSpec = DEFAULT,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One sequence as decode sees it: latents `[length, d]`, RoPE keys `[length, d_r]`, fp32."""
+    rows: Tensor,
+    page_table: Tensor,
+    length: int,
+    d: int,
+    d_r: int,
+    page_size: int,
+    exact: Exact | None,
+    b: int,
+) -> tuple[Tensor, Tensor]:
+    """Sequence b as decode sees it: latents `[length, d]`, RoPE keys `[length, d_r]`, fp32."""
     tokens = torch.arange(length, device=rows.device)
-    latents, rope = unpack_rows(rows[token_slots(page_table, tokens, page_size)], d, d_r, spec)
-    if exact_latents is not None and exact_index is not None:
-        sinks = min(counts[0], sink, length)
-        recents = min(counts[1], recent, length - sinks)
-        latents[:sinks] = exact_latents[exact_index[:sinks].long()].float()
+    latents, rope = unpack_rows(rows[token_slots(page_table[b], tokens, page_size)], d, d_r)
+    if exact is not None:
+        sinks, recents = exact.counts[b].tolist()
+        sinks = min(sinks, exact.sink, length)
+        recents = min(recents, exact.recent, length - sinks)
+        where = exact.where[b].long()
+        latents[:sinks] = exact.latents[where[:sinks]].float()
         if recents:
-            latents[-recents:] = exact_latents[exact_index[sink + recent - recents :].long()].float()
+            latents[-recents:] = exact.latents[where[-recents:]].float()
     return latents, rope.float()
 
 
-def decode_reference(q, q_rope, rows, page_table, lengths, *, page_size, scale, exact=None, spec=DEFAULT):
+def decode_reference(
+    q: Tensor, q_rope: Tensor, rows: Tensor, page_table: Tensor, lengths: Tensor, *, page_size: int,
+    scale: float, exact: Exact | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`decode.decode` in fp32: returns out `[B, T, H, d]` fp32 and lse `[B, T, H]`."""
-    batch, queries, heads, d = q.shape
+    queries, d, d_r = q.shape[1], q.shape[-1], q_rope.shape[-1]
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     lse = torch.full(q.shape[:3], float("-inf"), device=q.device)
     for b, length in enumerate(lengths.tolist()):
         if length == 0:
             continue
-        window = (exact.latents, exact.index[b], tuple(exact.counts[b].tolist()), exact.sink, exact.recent) if exact else (None, None, (0, 0), 0, 0)
-        latents, rope = sequence_latents(rows, page_table[b], length, d, q_rope.shape[-1], page_size, *window, spec)
+        latents, rope = sequence_latents(rows, page_table, length, d, d_r, page_size, exact, b)
         logits = (q[b].float() @ latents.T + q_rope[b].float() @ rope.T) * scale  # [T, H, length]
         last = length - queries + torch.arange(queries, device=q.device)
         hidden = torch.arange(length, device=q.device) > last[:, None, None]
@@ -83,7 +93,13 @@ def write_reference(
 
 
 def gather_reference(
-    rows: Tensor, slots: Tensor, d: int, d_r: int, *, rotation: Tensor | None = None, spec: QuantizerSpec = DEFAULT
+    rows: Tensor,
+    slots: Tensor,
+    d: int,
+    d_r: int,
+    *,
+    rotation: Tensor | None = None,
+    spec: QuantizerSpec = DEFAULT,
 ) -> tuple[Tensor, Tensor]:
     """`gather.gather` in fp32."""
     latents, rope = unpack_rows(rows[slots.long()], d, d_r, spec)

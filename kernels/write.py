@@ -24,7 +24,9 @@ def _statistics(z, eps):
 
 
 @triton.jit
-def _rotate(latents, rotation, row, ok, g, D: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TYPE: tl.constexpr):
+def _rotate(
+    latents, rotation, row, ok, g, D: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TYPE: tl.constexpr
+):
     """Group g of `latents @ R` in fp32. R comes as three BF16 parts that add up to its fp32 values."""
     acc = tl.zeros([M, 128], tl.float32)
     k = tl.arange(0, K)
@@ -140,7 +142,9 @@ def write(
     n, d = latents.shape
     d_r = rope.shape[-1]
     if d not in (256, 512) or d_r not in (32, 64) or spec.group_size != 128:
-        raise RolaqError(f"no write kernel for latent {d}, RoPE {d_r}, group {spec.group_size}; d is 256 or 512, d_r 32 or 64, group 128")
+        raise RolaqError(
+            f"no write kernel for latent {d}, RoPE {d_r}, group {spec.group_size}; d is 256 or 512, d_r 32 or 64, group 128"
+        )
     if n == 0:
         return
     factor = torch.tensor(2 * spec.a_in, dtype=torch.float32) * torch.tensor(gain, dtype=torch.float32)

@@ -43,7 +43,11 @@ print(json.dumps({
 
 @pytest.mark.parametrize(("d", "d_r", "sink", "recent"), [(512, 64, 0, 0), (512, 64, 4, 16), (256, 32, 0, 0)])
 def test_compiles_for_hopper_without_spills(d, d_r, sink, recent):
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     command = [sys.executable, "-c", SCRIPT, *map(str, (d, d_r, sink, recent))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]

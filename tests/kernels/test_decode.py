@@ -61,7 +61,10 @@ def test_a_captured_graph_follows_the_lengths(device):
     lengths, q = arguments["lengths"], arguments["q"]
     plan = make_plan(lengths)
     workspace = make_workspace(plan, 1, 16, 512)
-    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty(q.shape[:3], device=device)
+    out, lse = (
+        torch.empty_like(q, memory_format=torch.contiguous_format),
+        torch.empty(q.shape[:3], device=device),
+    )
 
     def step():
         make_plan(lengths, out=plan)

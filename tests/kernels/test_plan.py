@@ -32,7 +32,9 @@ def test_every_token_once(lengths, counts, budget, device):
         assert all(seq == b for seq, *_ in mine)
         assert sum(kind == PROTECTED for *_, kind in mine) == (sinks + recents > 0)
         spans = sorted((start, stop) for _, start, stop, kind in mine if kind == PACKED)
-        assert [token for span in spans for token in span[:1]] == [sinks, *[stop for _, stop in spans[:-1]]][: len(spans)]
+        assert [token for span in spans for token in span[:1]] == [sinks, *[stop for _, stop in spans[:-1]]][
+            : len(spans)
+        ]
         assert (spans[-1][1] if spans else sinks) == length - recents
         assert all(stop > start for start, stop in spans)
     if len(lengths) * 2 <= budget:

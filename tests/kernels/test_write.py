@@ -50,7 +50,17 @@ def test_rotation_in_the_same_launch(n, d, d_r, device):
     exact = torch.full((n + 1, d), float("nan"), dtype=torch.bfloat16, device=device)
     index = torch.arange(n, dtype=torch.int32, device=device).flip(0)
     index[0] = -1
-    write(c, rope, parts, torch.arange(n, device=device), rows, threshold=0.93, gain=1.09, exact_latents=exact, exact_index=index)
+    write(
+        c,
+        rope,
+        parts,
+        torch.arange(n, device=device),
+        rows,
+        threshold=0.93,
+        gain=1.09,
+        exact_latents=exact,
+        exact_index=index,
+    )
     want_rows, want_exact = write_reference(c, rope, rotation, threshold=0.93, gain=1.09)
     got, want = (unpack_rows(x, d, d_r)[0] for x in (rows, want_rows))
     # a code may differ only where fp32 sums of another order meet a boundary
@@ -76,5 +86,13 @@ def test_gather_in_both_bases(n, d, d_r, device):
 def test_nothing_to_do(device):
     rows = torch.zeros(4, 288, dtype=torch.uint8, device=device)
     none = torch.zeros(0, dtype=torch.int32, device=device)
-    write(torch.zeros(0, 512, device=device), torch.zeros(0, 64, device=device).bfloat16(), None, none, rows, threshold=1.0, gain=1.0)
+    write(
+        torch.zeros(0, 512, device=device),
+        torch.zeros(0, 64, device=device).bfloat16(),
+        None,
+        none,
+        rows,
+        threshold=1.0,
+        gain=1.0,
+    )
     assert gather(rows, none, 512, 64)[0].shape == (0, 512) and not rows.any()
