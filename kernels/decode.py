@@ -15,7 +15,6 @@ from rolaq.quant.spec import QuantizerSpec
 
 LOG2E = 1.4426950408889634
 DEFAULT = QuantizerSpec()
-REGISTERS = 255  # a thread of the tensor-core kernel: two programs a multiprocessor
 
 
 def column_blocks(queries: int, heads: int) -> int:
@@ -132,9 +131,9 @@ def _portable(grid: tuple[int, int], arguments: tuple, sizes: dict[str, int]) ->
 
 
 def _tensor_core(grid: tuple[int, int], arguments: tuple, sizes: dict[str, int]) -> None:
-    from rolaq.kernels.decode_gluon import decode_item
+    from rolaq.kernels.decode_gluon import OPTIONS, decode_item
 
-    decode_item[grid](*arguments, **sizes, num_warps=4, maxnreg=REGISTERS)
+    decode_item[grid](*arguments, **sizes, **OPTIONS)
 
 
 IMPLEMENTATIONS = {"portable": _portable, "tensor-core": _tensor_core}

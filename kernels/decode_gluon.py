@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 TILE = gl.constexpr(64)  # tokens of one iteration
 ROWS = gl.constexpr(16)  # query columns of one program
+OPTIONS = {"num_warps": 4, "maxnreg": 255}  # of a launch: two programs a multiprocessor
 
 
 @gluon.jit

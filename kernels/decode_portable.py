@@ -157,15 +157,15 @@ def decode_item_portable(
             words = tl.load(rows16 + (slot * ROW16)[:, None] + word[None, :], mask=ok[:, None], other=0)
             key = tl.load(rows16 + (slot * ROW16)[:, None] + W + dim[None, :], mask=ok[:, None], other=0)
             at = rows32 + slot * (ROW16 // 2) + (W + DR) // 2
-            a0 = tl.load(at, mask=ok, other=0.0)
+            a0 = tl.load(at, mask=ok, other=1.0)
             b0 = tl.load(at + 1, mask=ok, other=0.0)
-            a1 = tl.load(at + 2, mask=ok, other=0.0)
+            a1 = tl.load(at + 2, mask=ok, other=1.0)
             b1 = tl.load(at + 3, mask=ok, other=0.0)
             u = tl.dot(qr, tl.trans(key.to(tl.bfloat16, bitcast=True).to(TYPE)))
             if G == 4:
-                a2 = tl.load(at + 4, mask=ok, other=0.0)
+                a2 = tl.load(at + 4, mask=ok, other=1.0)
                 b2 = tl.load(at + 5, mask=ok, other=0.0)
-                a3 = tl.load(at + 6, mask=ok, other=0.0)
+                a3 = tl.load(at + 6, mask=ok, other=1.0)
                 b3 = tl.load(at + 7, mask=ok, other=0.0)
             else:
                 a3 = a1
@@ -199,15 +199,18 @@ def decode_item_portable(
             m = new
             p = tl.exp2(u - base[:, None])
             total = total * keep + tl.sum(p, 1)
-            f0 = f0 * keep + tl.sum(p * b0[None, :], 1)
-            f1 = f1 * keep + tl.sum(p * b1[None, :], 1)
-            if G == 4:
-                f2 = f2 * keep + tl.sum(p * b2[None, :], 1)
-                f3 = f3 * keep + tl.sum(p * b3[None, :], 1)
             p0 = (p * a0[None, :]).to(TYPE)
             p1 = (p * a1[None, :]).to(TYPE)
             p2 = (p * a2[None, :]).to(TYPE)
             p3 = (p * a3[None, :]).to(TYPE)
+            # Through the rounded weights: see README.md, "Rounding".
+            f0 = f0 * keep + tl.sum(p0.to(tl.float32) * (b0 / a0)[None, :], 1)
+            if G == 4:
+                f1 = f1 * keep + tl.sum(p1.to(tl.float32) * (b1 / a1)[None, :], 1)
+                f2 = f2 * keep + tl.sum(p2.to(tl.float32) * (b2 / a2)[None, :], 1)
+                f3 = f3 * keep + tl.sum(p3.to(tl.float32) * (b3 / a3)[None, :], 1)
+            else:
+                f1 = f1 * keep + tl.sum(p2.to(tl.float32) * (b1 / a2)[None, :], 1)
             o0 = tl.dot(p0, _plane(words, 0, ASM), o0 * keep[:, None])
             o1 = tl.dot(p0, _plane(words, 1, ASM), o1 * keep[:, None])
             o2 = tl.dot(p1, _plane(words, 2, ASM), o2 * keep[:, None])

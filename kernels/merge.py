@@ -40,19 +40,26 @@ def _merge_kernel(
     part, lse, first, out, lse_out, out_row, out_col, blocks,
     D: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
-    """CHUNK coordinates of one sequence and query column; few or many partial results at a time."""
+    """One sequence and query column. Where few results are to be merged, program 0 does it alone;
+    where they are many, each program takes CHUNK coordinates."""
     seq = tl.program_id(0)
     col = tl.program_id(1)
     chunk = tl.program_id(2)
     start = tl.load(first + seq)
     stop = tl.load(first + seq + 1)
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    if stop - start <= 8:
+    few = stop - start <= 8
+    if few & (chunk > 0):
+        return
+    if few:
+        at = tl.arange(0, D)
         acc, weight, top = _merge_rows(part, lse, start, stop, col, at, blocks, D, N, 8)
+        acc = acc / tl.where(weight > 0.0, weight, 1.0)
+        tl.store(out + seq.to(tl.int64) * out_row + col * out_col + at, acc.to(out.dtype.element_ty))
     else:
+        at = chunk * CHUNK + tl.arange(0, CHUNK)
         acc, weight, top = _merge_rows(part, lse, start, stop, col, at, blocks, D, N, MANY)
-    acc = acc / tl.where(weight > 0.0, weight, 1.0)
-    tl.store(out + seq.to(tl.int64) * out_row + col * out_col + at, acc.to(out.dtype.element_ty))
+        acc = acc / tl.where(weight > 0.0, weight, 1.0)
+        tl.store(out + seq.to(tl.int64) * out_row + col * out_col + at, acc.to(out.dtype.element_ty))
     if chunk == 0:
         log = tl.where(weight > 0.0, (top + tl.log2(weight)) * 0.6931471805599453, float("-inf"))
         tl.store(lse_out + seq * tl.num_programs(1) + col, log)
@@ -63,8 +70,7 @@ def merge(part: Tensor, lse: Tensor, plan: Plan, out: Tensor, lse_out: Tensor) -
     and natural `lse_out [B, T, H]`; a sequence without items gets zeros and minus infinity."""
     batch, queries, heads, d = out.shape
     columns = queries * heads
-    chunk = 256 if batch * columns >= 512 else 128
-    _merge_kernel[(batch, columns, d // chunk)](
+    _merge_kernel[(batch, columns, d // 128)](
         part, lse, plan.first, out, lse_out, out.stride(0), out.stride(2), part.shape[1],
-        D=d, N=COLUMNS, CHUNK=chunk, MANY=8192 // chunk, num_warps=8,
+        D=d, N=COLUMNS, CHUNK=128, MANY=32, num_warps=4,
     )  # fmt: skip

@@ -12,8 +12,7 @@ import json, re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from rolaq.kernels.decode import REGISTERS
-from rolaq.kernels.decode_gluon import decode_item as kernel
+from rolaq.kernels.decode_gluon import OPTIONS, decode_item as kernel
 
 d, d_r, sink, recent = map(int, sys.argv[1:])
 constants = dict(QUERIES=1, HEADS=16, D=d, DR=d_r, PAGE=64, SINK=sink, RECENT=recent)
@@ -23,8 +22,7 @@ names = kernel.arg_names
 types = {n: "constexpr" if n in constants else kinds.get(n, "*i32" if n[-4:] == "_ptr" or n == "exact_index" else "i32") for n in names}
 aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if types[n][0] == "*" or n[1:] in ("_row", "_col")}
 source = GluonASTSource(kernel, types, {(names.index(n),): v for n, v in constants.items()}, aligned)
-options = dict(num_warps=4, maxnreg=REGISTERS)
-ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=OPTIONS).asm["ptx"]
 with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
     file.write(ptx)
     file.flush()
