@@ -12,10 +12,11 @@ COLUMNS = 16
 
 
 @triton.jit
-def _merge_rows(
-    part, lse, start, stop, col, at, blocks, D: tl.constexpr, N: tl.constexpr, ITEMS: tl.constexpr
-):
-    """Weighted sum of one query column's partial results, ITEMS at a time: (sum, weight, maximum)."""
+def _merge_column(
+    part, lse, out, lse_out, start, stop, at, col, blocks, write_lse,
+    D: tl.constexpr, N: tl.constexpr, ITEMS: tl.constexpr,
+):  # fmt: skip
+    """Coordinates `at` of one query column, ITEMS partial results at a time."""
     i = tl.arange(0, ITEMS)
     top = float("-inf")
     weight = 0.0
@@ -32,37 +33,31 @@ def _merge_rows(
         weight = weight * keep + tl.sum(w, 0)
         acc = acc * keep + tl.sum(w[:, None] * y, 0)
         top = new
-    return acc, weight, top
+    acc = acc / tl.where(weight > 0.0, weight, 1.0)
+    tl.store(out + at, acc.to(out.dtype.element_ty))
+    log = tl.where(weight > 0.0, (top + tl.log2(weight)) * 0.6931471805599453, float("-inf"))
+    tl.store(lse_out, log, mask=write_lse)
 
 
 @triton.jit
 def _merge_kernel(
     part, lse, first, out, lse_out, out_row, out_col, blocks,
-    D: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, MANY: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
-    """One sequence and query column. Where few results are to be merged, program 0 does it alone;
-    where they are many, each program takes CHUNK coordinates."""
+    """One sequence and query column. Where few results are to be merged, the first program does it
+    alone; where they are many, each program takes CHUNK coordinates."""
     seq = tl.program_id(0)
     col = tl.program_id(1)
     chunk = tl.program_id(2)
     start = tl.load(first + seq)
     stop = tl.load(first + seq + 1)
-    few = stop - start <= 8
-    if few & (chunk > 0):
-        return
-    if few:
-        at = tl.arange(0, D)
-        acc, weight, top = _merge_rows(part, lse, start, stop, col, at, blocks, D, N, 8)
-        acc = acc / tl.where(weight > 0.0, weight, 1.0)
-        tl.store(out + seq.to(tl.int64) * out_row + col * out_col + at, acc.to(out.dtype.element_ty))
-    else:
+    out += seq.to(tl.int64) * out_row + col * out_col
+    lse_out += seq * tl.num_programs(1) + col
+    if stop - start > 2 * FEW:
         at = chunk * CHUNK + tl.arange(0, CHUNK)
-        acc, weight, top = _merge_rows(part, lse, start, stop, col, at, blocks, D, N, MANY)
-        acc = acc / tl.where(weight > 0.0, weight, 1.0)
-        tl.store(out + seq.to(tl.int64) * out_row + col * out_col + at, acc.to(out.dtype.element_ty))
-    if chunk == 0:
-        log = tl.where(weight > 0.0, (top + tl.log2(weight)) * 0.6931471805599453, float("-inf"))
-        tl.store(lse_out + seq * tl.num_programs(1) + col, log)
+        _merge_column(part, lse, out, lse_out, start, stop, at, col, blocks, chunk == 0, D, N, MANY)
+    elif chunk == 0:
+        _merge_column(part, lse, out, lse_out, start, stop, tl.arange(0, D), col, blocks, True, D, N, FEW)
 
 
 def merge(part: Tensor, lse: Tensor, plan: Plan, out: Tensor, lse_out: Tensor) -> None:
@@ -72,5 +67,5 @@ def merge(part: Tensor, lse: Tensor, plan: Plan, out: Tensor, lse_out: Tensor) -
     columns = queries * heads
     _merge_kernel[(batch, columns, d // 128)](
         part, lse, plan.first, out, lse_out, out.stride(0), out.stride(2), part.shape[1],
-        D=d, N=COLUMNS, CHUNK=128, MANY=32, num_warps=4,
+        D=d, N=COLUMNS, CHUNK=128, FEW=4, MANY=32, num_warps=4,
     )  # fmt: skip
