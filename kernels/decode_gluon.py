@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # renamed in Triton 3.7
 TILE = gl.constexpr(64)  # tokens of one iteration
 ROWS = gl.constexpr(16)  # query columns of one program
 OPTIONS = {"num_warps": 4, "maxnreg": 255}  # of a launch: two programs a multiprocessor
@@ -320,7 +321,7 @@ def _protected(
     p0, p1, p2, p3 = _own_tokens(p)
     total = (p0 + p1) + (p2 + p3)
     p_s.store(p.to(gl.bfloat16))
-    gl.thread_barrier()
+    barrier()
     i = gl.arange(0, TILE, layout=gl.SliceLayout(1, right))
     token, ok = _window(i, sinks, recents, length, SINK, RECENT)
     index = gl.load(exact_index + i, mask=ok, other=0)
@@ -396,7 +397,7 @@ def decode_item(
     at = q_rope_ptr + seq.to(gl.int64) * r_row + (col * r_col)[:, None]
     at += gl.arange(0, DR, layout=gl.SliceLayout(0, RL))[None, :]
     qr_s.store((gl.load(at, mask=(col < COLS)[:, None], other=0.0).to(gl.float32) * 2.0**-33).to(gl.bfloat16))
-    gl.thread_barrier()
+    barrier()
     sums = ()
     for g in gl.static_range(G):
         sums = sums + (sum_s.index(g).load(by_row),)
@@ -450,7 +451,7 @@ def decode_item(
                 stage = tile % STAGES
                 other = (tile + 1) % STAGES
                 async_copy.wait_group(0)
-                gl.thread_barrier()
+                barrier()
                 _copy_tile(
                     rows16, rows32, slots, code_s.index(other), rope_s.index(other), par_s.index(other),
                     W, DR, G, CL, RL, PL,
@@ -475,7 +476,7 @@ def decode_item(
                 x0, x1, x2, x3 = _own_tokens(p)
                 total += (x0 + x1) + (x2 + x3)
                 weights = _weigh(p, par_s.index(stage), p_s, G, PAIR, by_col)
-                gl.thread_barrier()
+                barrier()
                 o, f = _values(
                     o,
                     f,
