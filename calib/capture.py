@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from rolaq.calib.losses import Head
 from rolaq.common.errors import RolaqError
@@ -16,7 +17,7 @@ from rolaq.quant.adapters.layers import MLALayer
 
 
 @contextmanager
-def without_head(model: nn.Module) -> Iterator[None]:
+def without_head(model: PreTrainedModel) -> Iterator[None]:
     """Within it `model(ids).logits` are the output embedding's inputs `[B, n, hidden]`, not its outputs.
 
     Whatever a model does to its hidden states before the output embedding (final norm, MiniCPM3's
@@ -37,7 +38,7 @@ def _identity(hidden: Tensor) -> Tensor:
     return hidden
 
 
-def output_head(model: nn.Module) -> Head:
+def output_head(model: PreTrainedModel) -> Head:
     """The model's output embedding in fp32 (fp64 stays fp64)."""
     module = model.get_output_embeddings()
     precision = torch.promote_types(module.weight.dtype, torch.float32)
@@ -45,7 +46,7 @@ def output_head(model: nn.Module) -> Head:
     return Head(module.weight.detach().to(precision), None if bias is None else bias.detach().to(precision))
 
 
-def hidden_states(model: nn.Module, ids: Tensor, skip: int = 0) -> Tensor:
+def hidden_states(model: PreTrainedModel, ids: Tensor, skip: int = 0) -> Tensor:
     """Output-embedding inputs `[B * (n - skip), hidden]` of `ids [B, n]` at the positions from `skip` on."""
     with without_head(model):
         hidden = model(input_ids=ids, use_cache=False).logits
@@ -53,7 +54,7 @@ def hidden_states(model: nn.Module, ids: Tensor, skip: int = 0) -> Tensor:
 
 
 @torch.no_grad()
-def check_head(model: nn.Module, ids: Tensor) -> None:
+def check_head(model: PreTrainedModel, ids: Tensor) -> None:
     """Raise `RolaqError` if the model changes its logits after the output embedding (e.g. soft-capping).
 
     ids `[1, n]`: a few tokens suffice.

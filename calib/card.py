@@ -57,7 +57,12 @@ def rolaq_card(artifact: Artifact, summary: Mapping[str, Any]) -> str:
 def _lengths(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     lengths = sorted(int(key) for key in summary["oscar_kl"])
     return [
-        {"tokens": n, "oscar_kl": summary["oscar_kl"][str(n)], "kl": summary[f"kl_{n}"], "r": summary[f"r_{n}"]}
+        {
+            "tokens": n,
+            "oscar_kl": summary["oscar_kl"][str(n)],
+            "kl": summary[f"kl_{n}"],
+            "r": summary[f"r_{n}"],
+        }
         for n in lengths
     ]
 
@@ -77,9 +82,15 @@ def _making(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         "seed": summary["seed"],
         "training tokens": summary["tokens"],
         "text": data["name"],
-        **{f"fingerprint of {name} text": f"`{data[name]['fingerprint'][:16]}`" for name in ("fit", "train", "val")},
+        **{
+            f"fingerprint of {name} text": f"`{data[name]['fingerprint'][:16]}`"
+            for name in ("fit", "train", "val")
+        },
         **{key: str(settings[f"quant.{key}"]) for key in ("rotation", "threshold", "spec.gain_rule")},
-        **{key: settings[f"calib.{key}"] for key in ("objective", "lr_rotation", "lr_threshold", "attention_weight")},
+        **{
+            key: settings[f"calib.{key}"]
+            for key in ("objective", "lr_rotation", "lr_threshold", "attention_weight")
+        },
         "lengths": ", ".join(map(str, settings["calib.lengths"])),
         "minutes": summary["minutes"],
         "tokens a second": summary["tokens_per_s"],

@@ -66,10 +66,14 @@ def load_state(path: str | os.PathLike[str]) -> RunState | None:
         best = stored.pop("best")
         return RunState(**stored, best=None if best is None else Best(**best))
     except Exception as error:  # torch.load raises many kinds for a damaged file
-        raise RolaqError(f"{path} cannot be resumed ({one_line(error, 120)}); overwrite=true starts afresh") from error
+        raise RolaqError(
+            f"{path} cannot be resumed ({one_line(error, 120)}); overwrite=true starts afresh"
+        ) from error
 
 
-def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
+def check_identity(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: str | os.PathLike[str]
+) -> None:
     """Raise `RolaqError` naming the first setting in which the run in `folder` differs from this one."""
     for key in [*stored, *wanted]:
         before, now = stored.get(key), wanted.get(key)

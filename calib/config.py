@@ -66,12 +66,23 @@ class CalibConfig(Config):
     def _consistent(self) -> CalibConfig:
         for length in self.lengths or ():
             if self.tokens_per_step % length:
-                raise ValueError(f"tokens_per_step {self.tokens_per_step} is not a multiple of the length {length}")
+                raise ValueError(
+                    f"tokens_per_step {self.tokens_per_step} is not a multiple of the length {length}"
+                )
             if length <= self.skip:
-                raise ValueError(f"length {length} leaves nothing to score after the first {self.skip} positions")
+                raise ValueError(
+                    f"length {length} leaves nothing to score after the first {self.skip} positions"
+                )
         if len(self.validation.weights) != len(self.lengths or PAPER_LENGTHS):
             raise ValueError(f"validation.weights {self.validation.weights} needs one weight per length")
         return self
+
+    @property
+    def used_lengths(self) -> tuple[int, ...]:
+        """`lengths` in ascending order, once `for_context` has filled them in."""
+        if self.lengths is None:
+            raise ValueError("lengths are not set yet: call for_context first")
+        return self.lengths
 
     def for_context(self, context: int) -> CalibConfig:
         """These settings with `lengths` filled in; `RolaqError` if one exceeds the model's `context`."""
@@ -79,7 +90,9 @@ class CalibConfig(Config):
         if max(lengths) > context:
             raise RolaqError(f"calib.lengths: {max(lengths)} tokens exceed the model's context of {context}")
         if any(self.tokens_per_step % length for length in lengths):
-            raise RolaqError(f"calib.tokens_per_step={self.tokens_per_step} is not a multiple of lengths {lengths}")
+            raise RolaqError(
+                f"calib.tokens_per_step={self.tokens_per_step} is not a multiple of lengths {lengths}"
+            )
         return self.model_copy(update={"lengths": tuple(sorted(lengths))})
 
 

@@ -37,14 +37,16 @@ class CalibrationData(NamedTuple):
     about: dict[str, Any]
 
 
-def prepare(source: DataConfig, tokenizer: PreTrainedTokenizerBase, config: CalibConfig, seed: int) -> CalibrationData:
+def prepare(
+    source: DataConfig, tokenizer: PreTrainedTokenizerBase, config: CalibConfig, seed: int
+) -> CalibrationData:
     """Read, check and tokenize the text that a run uses; `config.lengths` must be set.
 
     `seed` orders the training text. Without a fitting text of its own, OSCAR's documents come first in
     a fixed order of the training text and are taken out of it.
     Raises `RolaqError` for too little text, or a document in two sets.
     """
-    lengths = config.lengths or ()
+    lengths = config.used_lengths
     train, val = read_documents(source.train, source.limit), read_documents(source.val, source.limit)
     fit_source = read_documents(source.fit, source.limit) if source.fit else train
     fit = list(take(cut(fit_source, FIT_CHARACTERS, FIT_SEED), tokenizer, config.fit_tokens, "fitting"))
@@ -73,14 +75,18 @@ def training_batches(
 
     Each length has its own share of the text, so that no token is seen twice: one epoch.
     """
-    lengths = config.lengths or ()
+    lengths = config.used_lengths
     plan = [length_of_step(step, lengths) for step in range(config.steps)]
     pieces, used, queues = cut(train, TRAIN_CHARACTERS, seed), [], {}
     for length in lengths:
         tokens = plan.count(length) * config.tokens_per_step
         share = list(take(pieces, tokenizer, tokens, "training")) if tokens else []
         used += share
-        rows = pack([piece for _, piece in share], tokenizer, length, tokens, seed=seed) if tokens else torch.empty(0)
+        rows = (
+            pack([piece for _, piece in share], tokenizer, length, tokens, seed=seed)
+            if tokens
+            else torch.empty(0)
+        )
         queues[length] = iter(rows.split(config.tokens_per_step // length))
     return [next(queues[length]) for length in plan], _documents(train, used)
 
@@ -108,7 +114,9 @@ def cut(documents: Sequence[Document], characters: int, seed: int) -> Iterator[P
         yield index, replace(document, text=document.text[start : start + characters])
 
 
-def take(pieces: Iterator[Piece], tokenizer: PreTrainedTokenizerBase, tokens: int, purpose: str) -> Iterator[Piece]:
+def take(
+    pieces: Iterator[Piece], tokenizer: PreTrainedTokenizerBase, tokens: int, purpose: str
+) -> Iterator[Piece]:
     """Pieces off the iterator until they hold `tokens` tokens, end-of-text counted.
 
     Raises `RolaqError` when they run out.

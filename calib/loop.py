@@ -50,8 +50,8 @@ class CalibrationLoop:
             self.student.load_state_dict(state.student)
             trainer.optimizer.load_state_dict(state.optimizer)
 
-    def run(self) -> RunState:
-        """Optimise to the end; returns the final state, whose `best` holds the chosen checkpoint.
+    def run(self) -> Best:
+        """Optimise to the end; returns the checkpoint with the lowest S.
 
         Raises `RolaqError` when a loss is NaN or infinite; the last good state stays on disk.
         """
@@ -67,7 +67,8 @@ class CalibrationLoop:
                 if len(self.pending) >= FLUSH_EVERY:
                     self._flush(bar)
                 bar.update()
-        return self.state
+        assert self.state.best is not None  # the start is always validated
+        return self.state.best
 
     def _flush(self, bar: Progress | None = None) -> None:
         """Fetch the pending losses, refuse NaN, record and track them."""
@@ -91,9 +92,9 @@ class CalibrationLoop:
     def _validate(self, step: int, bar: Progress) -> None:
         """Score the parameters after `step` steps, keep them if best, and write the state."""
         self._flush(bar)
-        result = score(
-            self.validation.kl(self.student.method()), self.state.reference, self.config.validation.weights
-        )
+        with torch.no_grad():
+            kl = self.validation.kl(self.student.method())
+        result = score(kl, self.state.reference, self.config.validation.weights)
         self._refuse_nan(step, result.total)
         self._record({"kind": "validation", "step": step, **describe(result)}, "val")
         if self.state.best is None or result.total < self.state.best.score:

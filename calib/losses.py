@@ -33,8 +33,8 @@ class _ChunkedKL(torch.autograd.Function):
     def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Head, chunk: int) -> Tensor:
         total = torch.zeros((), dtype=head.weight.dtype, device=student.device)
         grad = torch.empty_like(student) if ctx.needs_input_grad[0] else None
-        for rows in torch.arange(student.shape[0]).split(chunk):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
+        for start in range(0, student.shape[0], chunk):
+            part = slice(start, start + chunk)
             log_p = head.log_probabilities(teacher[part])
             log_q = head.log_probabilities(student[part])
             p = log_p.exp()
@@ -71,4 +71,5 @@ def attention_errors(outputs: Sequence[Tensor], references: Sequence[Tensor]) ->
 
     outputs, references: one tensor per layer, attention outputs after W_O at the scored positions.
     """
-    return torch.stack([relative_error(y, ref) for y, ref in zip(outputs, references, strict=True)])
+    errors = [relative_error(y, ref) for y, ref in zip(outputs, references, strict=True)]
+    return torch.stack([error.to(errors[0].device) for error in errors])

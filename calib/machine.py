@@ -25,7 +25,7 @@ def prepare_machine(settings: CalibrateConfig) -> None:
     torch.backends.cudnn.allow_tf32 = False
     if settings.calib.deterministic:
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from rolaq.quant.adapters.attach import attach
 from rolaq.quant.adapters.layers import MLALayer
@@ -19,13 +20,15 @@ class LatentCovariance:
     exact = False
 
     def __init__(self, layers: Sequence[MLALayer]) -> None:
-        self.sums: list[Tensor | float] = [0.0 for _ in layers]
+        self.sums = [_zeros(layer) for layer in layers]
         self.tokens = [0 for _ in layers]
 
-    def reconstruct(self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None) -> Tensor:
+    def reconstruct(
+        self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """Count `latent [B, n, d]` towards the layer's covariance and return it unchanged."""
         rows = latent.detach().flatten(0, -2).double()
-        self.sums[layer] = self.sums[layer] + rows.T @ rows
+        self.sums[layer] += rows.T @ rows
         self.tokens[layer] += rows.shape[0]
         return latent
 
@@ -34,9 +37,14 @@ class LatentCovariance:
         return self.sums[layer] / self.tokens[layer]
 
 
+def _zeros(layer: MLALayer) -> Tensor:
+    device = next(layer.module.parameters()).device
+    return torch.zeros(layer.latent_dim, layer.latent_dim, dtype=torch.float64, device=device)
+
+
 @torch.no_grad()
 def latent_covariance(
-    model: nn.Module, layers: Sequence[MLALayer], ids: Tensor, batch_tokens: int = 4096
+    model: PreTrainedModel, layers: Sequence[MLALayer], ids: Tensor, batch_tokens: int = 4096
 ) -> LatentCovariance:
     """Statistics of the latents that `model` caches for `ids [n, length]`, in one pass."""
     statistics = LatentCovariance(layers)
@@ -47,7 +55,7 @@ def latent_covariance(
     return statistics
 
 
-def fit_oscar(model: nn.Module, layers: Sequence[MLALayer], ids: Tensor, block: int = 128) -> Tensor:
+def fit_oscar(model: PreTrainedModel, layers: Sequence[MLALayer], ids: Tensor, block: int = 128) -> Tensor:
     """R0 of every layer, `[L, d, d]` fp32 on the CPU, from the latents of `ids [n, length]`."""
     statistics = latent_covariance(model, layers, ids)
     return torch.stack([oscar_rotation(statistics.covariance(i).cpu(), block) for i in range(len(layers))])

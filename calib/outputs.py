@@ -46,7 +46,11 @@ def write_oscar(session: Session, rotation: Tensor, track: Tracker) -> StudentMe
 
 
 def write_results(
-    session: Session, state: RunState, parameters: Parameters, errors: Mapping[str, list[float]], track: Tracker
+    session: Session,
+    state: RunState,
+    parameters: Parameters,
+    errors: Mapping[str, list[float]],
+    track: Tracker,
 ) -> None:
     """Save history, summary, figures and RoLaQ's artifact with its card, and hand all to `track`.
 
@@ -69,7 +73,7 @@ def write_results(
         environment=summary["environment"],
     )
     summary["artifact"] = artifact.id
-    extra = {"README.md": rolaq_card(artifact, summary), "history.jsonl": history}
+    extra: dict[str, str | bytes] = {"README.md": rolaq_card(artifact, summary), "history.jsonl": history}
     extra |= {f"figures/{path.name}": path.read_bytes() for path in figures}
     folder = artifact.save(session.folder / "rolaq", extra)
     write_json(session.work / "summary.json", summary)
@@ -84,7 +88,7 @@ def summarise(
 ) -> dict[str, Any]:
     """All numbers of a run: S and parts, T and g by layer, memory, throughput, data."""
     validations = [entry for entry in state.history if entry["kind"] == "validation"]
-    best = next(entry for entry in validations if entry["step"] == state.best.step)
+    best = min(validations, key=lambda entry: entry["S"])
     tokens = state.step * session.config.tokens_per_step
     return {
         "model": session.model_identity.name,
@@ -93,7 +97,7 @@ def summarise(
         "S_start": validations[0]["S"],
         "oscar_kl": {str(length): kl for length, kl in state.reference.items()},
         "steps": state.step,
-        "best_step": state.best.step,
+        "best_step": best["step"],
         "tokens": tokens,
         "threshold": parameters.threshold.tolist(),
         "gain": parameters.gain.tolist(),
@@ -118,7 +122,10 @@ def layer_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row per layer: T, g, attention-output error of each method."""
     columns = {"T": summary["threshold"], "g": summary["gain"]}
     columns |= {f"error_{name}": values for name, values in summary["attention_error"].items()}
-    return [{"layer": i, **{name: column[i] for name, column in columns.items()}} for i in range(len(columns["T"]))]
+    return [
+        {"layer": i, **{name: column[i] for name, column in columns.items()}}
+        for i in range(len(columns["T"]))
+    ]
 
 
 def _energy(session: Session) -> Tensor:
@@ -144,7 +151,10 @@ def print_summary(session: Session) -> None:
     lengths = sorted(int(key) for key in summary["oscar_kl"])
     rows = [
         {"method": "oscar", "S": 1.0, **{f"kl_{n}": summary["oscar_kl"][str(n)] for n in lengths}},
-        {"method": "rolaq", **{key: summary[key] for key in summary if key == "S" or key.startswith(("r_", "kl_"))}},
+        {
+            "method": "rolaq",
+            **{key: summary[key] for key in summary if key == "S" or key.startswith(("r_", "kl_"))},
+        },
     ]
     rows[0] |= {f"r_{n}": 1.0 for n in lengths}
     columns = ["method", "S", *(f"r_{n}" for n in lengths), *(f"kl_{n}" for n in lengths)]

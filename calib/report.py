@@ -13,7 +13,9 @@ from rolaq.common.figures import PALETTE, colour, figure, marker
 from rolaq.quant.oscar import GAIN
 
 
-def draw(folder: Path, history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], energy: Tensor) -> list[Path]:
+def draw(
+    folder: Path, history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], energy: Tensor
+) -> list[Path]:
     """Draw every figure into `folder`; returns their paths. energy `[L, 2, d]`: cumulative K, V shares."""
     paths = [folder / f"{name}.png" for name in ("training", "thresholds", "energy", "attention_error")]
     draw_training(paths[0], history)
@@ -33,9 +35,12 @@ def draw_training(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
         left.set(xlabel="step", ylabel="loss (nats)", yscale="log")
         left.legend()
         ratios = sorted((key for key in validations[0] if key.startswith("r_")), key=lambda key: int(key[2:]))
-        for name in ("S", *ratios):
-            style = {"color": colour("rolaq"), "marker": "D"} if name == "S" else {"linestyle": "--", "linewidth": 1}
-            right.plot([e["step"] for e in validations], [e[name] for e in validations], label=name, **style)
+        at = [e["step"] for e in validations]
+        right.plot(
+            at, [e["S"] for e in validations], label="S", color=colour("rolaq"), marker=marker("rolaq")
+        )
+        for name, shade in zip(ratios, (0.75, 0.55, 0.35, 0.15), strict=False):
+            right.plot(at, [e[name] for e in validations], "--", color=str(shade), linewidth=1, label=name)
         right.set(xlabel="step", ylabel="KL relative to OSCAR")
         right.legend()
 
@@ -60,8 +65,12 @@ def draw_energy(path: Path, energy: Tensor) -> None:
         for index, (name, line) in enumerate((("keys", "-"), ("values", "--"))):
             curves = energy[:, index].cpu().numpy()
             mean, deviation = curves.mean(0), curves.std(0)
-            axis.plot(share, mean, line, color=PALETTE[index], label=f"{name}, half: {mean[dim // 2 - 1]:.0%}")
-            axis.fill_between(share, mean - deviation, mean + deviation, color=PALETTE[index], alpha=0.15, linewidth=0)
+            axis.plot(
+                share, mean, line, color=PALETTE[index], label=f"{name}, half: {mean[dim // 2 - 1]:.0%}"
+            )
+            axis.fill_between(
+                share, mean - deviation, mean + deviation, color=PALETTE[index], alpha=0.15, linewidth=0
+            )
         axis.plot([0, 1], [0, 1], color=PALETTE[-1], linestyle=":", label="isotropic")
         axis.axvline(0.5, color=PALETTE[-1], linewidth=0.8)
         axis.set(xlabel="share of joint directions", ylabel="cumulative energy", xlim=(0, 1), ylim=(0, 1.01))

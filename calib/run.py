@@ -7,7 +7,6 @@ import time
 from omegaconf import DictConfig
 from torch import Tensor
 
-from rolaq.calib.attention import fused_attention
 from rolaq.calib.checkpoint import RunState, check_identity, load_state
 from rolaq.calib.config import CalibrateConfig
 from rolaq.calib.loop import CalibrationLoop
@@ -20,6 +19,7 @@ from rolaq.calib.trainer import Trainer
 from rolaq.calib.validate import Validation
 from rolaq.common.config import resolve
 from rolaq.common.tracking import Tracker, tracker
+from rolaq.quant.adapters.fused import fused_attention
 from rolaq.quant.geometry import energies
 from rolaq.quant.rotation import build_rotation
 
@@ -31,7 +31,9 @@ def main(cfg: DictConfig) -> None:
     session = open_session(settings)
     state = resume(session)
     if finished(session, state):
-        print(f"nothing to do: {session.folder / 'rolaq'} was made by this very run; overwrite=true repeats it")
+        print(
+            f"nothing to do: {session.folder / 'rolaq'} was made by this very run; overwrite=true repeats it"
+        )
     else:
         track = tracker(settings.tracking, "calibrate", settings.model_dump(mode="json"))
         with fused_attention(), track:
@@ -69,8 +71,8 @@ def calibrate(session: Session, state: RunState, track: Tracker) -> None:
     trainer = Trainer(session.model, session.layers, student, session.head, session.config)
     batches = [batch.to(session.device) for batch in session.data.batches]
     path = session.work / "state.pt"
-    CalibrationLoop(trainer, validation, batches, state, path, track, started).run()
-    student.load_state_dict(state.best.student)
+    best = CalibrationLoop(trainer, validation, batches, state, path, track, started).run()
+    student.load_state_dict(best.student)
     errors = {m.name: validation.attention_errors(m, session.layers) for m in (oscar, student.method())}
     write_results(session, state, student.export(), errors, track)
 

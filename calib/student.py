@@ -88,4 +88,6 @@ class Student(nn.Module):
     @torch.no_grad()
     def export(self) -> Parameters:
         """Dense rotations, thresholds and gains for the artifact."""
-        return Parameters(self.rotation.export(), self.threshold.detach().clone(), self.gain().detach().clone())
+        return Parameters(
+            self.rotation.export(), self.threshold.detach().clone(), self.gain().detach().clone()
+        )

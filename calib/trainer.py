@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from rolaq.calib.capture import capture_outputs, hidden_states
 from rolaq.calib.config import CalibConfig
 from rolaq.calib.losses import Head, attention_errors, vocabulary_kl
-from rolaq.calib.recompute import MEMORY_SHARE, decoder_layers, estimate_bytes, free_bytes, recompute, saved_bytes
+from rolaq.calib.recompute import (
+    MEMORY_SHARE,
+    decoder_layers,
+    estimate_bytes,
+    free_bytes,
+    recompute,
+    saved_bytes,
+)
 from rolaq.calib.schedule import learning_rate
 from rolaq.calib.student import Student
 from rolaq.common.errors import RolaqError
@@ -68,7 +75,7 @@ class Trainer:
         if self.use_kl:
             kl = vocabulary_kl(student.hidden, teacher.hidden, self.head, self.config.chunk)
         if self.use_attention:
-            attention = attention_errors(student.outputs, teacher.outputs).mean()
+            attention = attention_errors(student.outputs, teacher.outputs).mean().to(kl.device)
         return kl + (self.config.attention_weight if self.use_kl else 1.0) * attention, kl, attention
 
     def _set_learning_rates(self, index: int) -> None:
@@ -78,7 +85,7 @@ class Trainer:
     def _must_recompute(self) -> bool:
         if self.config.checkpointing != "auto":
             return self.config.checkpointing == "on"
-        length = max(self.config.lengths)
+        length = max(self.config.used_lengths)
         estimate = estimate_bytes(self._activation_bytes, self.config.tokens_per_step // length, length)
         return estimate > MEMORY_SHARE * free_bytes(self.head.weight.device)
 

@@ -34,7 +34,14 @@ class Validation:
     """Teacher-forced KL to the unquantized model on fixed documents; the teacher runs once."""
 
     def __init__(
-        self, model: nn.Module, head: Head, documents: Mapping[int, Tensor], *, skip: int, chunk: int, batch_tokens: int
+        self,
+        model: nn.Module,
+        head: Head,
+        documents: Mapping[int, Tensor],
+        *,
+        skip: int,
+        chunk: int,
+        batch_tokens: int,
     ) -> None:
         """documents: per length `[n, length]` token ids on the model's device."""
         self.model, self.head, self.skip, self.chunk = model, head, skip, chunk

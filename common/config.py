@@ -113,4 +113,7 @@ def _describe(item: Any, prefix: str) -> str:
         return f"{field} is not a known setting"
     if item["type"] == "missing":
         return f"{field} is not set: give {field}=… on the command line"
-    return f"{field}={item['input']!r}: {one_line(item['msg'])}"
+    reason = one_line(item["msg"]).removeprefix("Value error, ")
+    if isinstance(item["input"], dict):  # a rule between several settings names them itself
+        return f"{field}: {reason}"
+    return f"{field}={item['input']!r}: {reason}"

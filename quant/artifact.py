@@ -71,7 +71,10 @@ class Artifact:
         folder.parent.mkdir(parents=True, exist_ok=True)
         staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         tensors = {"rotation": self.rotation, "threshold": self.threshold, "gain": self.gain}
-        files = {CONFIG_NAME: self.config.model_dump_json(indent=2) + "\n", TENSORS_NAME: save(tensors)}
+        files: dict[str, str | bytes] = {
+            CONFIG_NAME: self.config.model_dump_json(indent=2) + "\n",
+            TENSORS_NAME: save(tensors),
+        }
         for name, content in {**files, **(extra or {})}.items():
             path = staged / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from rolaq.quant.adapters.layers import MLALayer
 
 
-class ProjectionLayer(Protocol):
-    """The part of an MLA layer that geometry needs (`adapters.layers.MLALayer` has it)."""
-
-    module: nn.Module
-    heads: int
-    nope_dim: int
-    v_dim: int
-
-
-def projections(layer: ProjectionLayer) -> tuple[Tensor, Tensor]:
+def projections(layer: MLALayer) -> tuple[Tensor, Tensor]:
     """Stacked up-projections `W_K [H * nope, d]` and `W_V [H * v, d]` in fp64.
 
     `kv_b_proj.weight` is `[H * (nope + v), d]`, interleaved by head as `[nope | v]`.
     """
-    weight = layer.module.kv_b_proj.weight.detach().double()
+    weight = layer.kv_b_weight.detach().double()
     by_head = weight.unflatten(0, (layer.heads, layer.nope_dim + layer.v_dim))
     keys, values = by_head.split((layer.nope_dim, layer.v_dim), dim=1)
     return keys.flatten(0, 1), values.flatten(0, 1)
@@ -35,7 +30,7 @@ def energy(w_k: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor]:
     return h_k, h_v
 
 
-def energies(layers: list[ProjectionLayer]) -> Tensor:
+def energies(layers: Sequence[MLALayer]) -> Tensor:
     """`[L, 2, d, d]` fp64: H_K and H_V of every layer."""
     return torch.stack([torch.stack(energy(*projections(layer))) for layer in layers])
 

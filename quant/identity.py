@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from rolaq.common.errors import RolaqError
 from rolaq.quant.metadata import ModelIdentity
 
-
-class IdentifiedLayer(Protocol):
-    """The part of an MLA layer that identity needs (`adapters.layers.MLALayer` has it)."""
-
-    module: nn.Module
-    latent_dim: int
-    rope_dim: int
+if TYPE_CHECKING:
+    from rolaq.quant.adapters.layers import MLALayer
 
 
-def weights_fingerprint(layers: Sequence[IdentifiedLayer]) -> str:
+def weights_fingerprint(layers: Sequence[MLALayer]) -> str:
     """First 16 digits of the SHA-256 of the outer layers' `kv_b_proj` weights as BF16 bytes.
 
     Independent of where the model was loaded from and of the dtype it runs in, as long as that dtype
@@ -29,13 +23,13 @@ def weights_fingerprint(layers: Sequence[IdentifiedLayer]) -> str:
     """
     digest = hashlib.sha256()
     for layer in (layers[0], layers[-1]):
-        weight: Tensor = layer.module.kv_b_proj.weight.detach()
+        weight = layer.kv_b_weight.detach()
         digest.update(weight.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
 def model_identity(
-    layers: Sequence[IdentifiedLayer], config: Any, name: str, revision: str | None = None
+    layers: Sequence[MLALayer], config: Any, name: str, revision: str | None = None
 ) -> ModelIdentity:
     """Identity of a loaded model from its MLA layers and its Transformers `config`.
 

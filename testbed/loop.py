@@ -63,7 +63,7 @@ def compiled(forward: TrainingForward, batches: Batches, device: str) -> Callabl
         return forward
     candidate = torch.compile(forward)
     try:
-        sum(losses(candidate, batches, device)).backward()
+        torch.stack(losses(candidate, batches, device)).sum().backward()
     except Exception as error:
         warnings.warn(f"torch.compile failed, training goes on without it: {error}", stacklevel=2)
         candidate = forward

@@ -1,5 +1,7 @@
 """The two model sizes, and a forward pass for training that compiles well."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -80,6 +82,9 @@ class TrainingForward(nn.Module):
     the width of the keys (flash attention wants one head width).
     """
 
+    cos: torch.Tensor
+    sin: torch.Tensor
+
     def __init__(self, model: DeepseekV2ForCausalLM) -> None:
         super().__init__()
         self.model = model
@@ -117,7 +122,7 @@ class TrainingForward(nn.Module):
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         return self.model.lm_head(self.model.model.norm(x))
 
-    def _attend(self, attention: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def _attend(self, attention: Any, x: torch.Tensor) -> torch.Tensor:
         config = self.model.config
         nope, rope, width = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         heads, length = config.num_attention_heads, x.shape[1]

@@ -117,7 +117,7 @@ def make_row(maker: PromptMaker, length: int) -> tuple[np.ndarray, np.ndarray]:
     mask = np.zeros(length, dtype=bool)
     rng, used, failures = maker.rng, 0, 0
     while length - used >= SHORTEST and failures < 3:
-        task = TASKS[rng.choices(list(MIXTURE), MIXTURE.values())[0]]
+        task = TASKS[rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]]
         target = min(_random_length(rng, length), length - used)
         questions = rng.choice((0, 0, 1, 2, 4, 6))
         if task.haystack == "needle" or task.keys > task.queries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rolaq.common.errors import RolaqError
@@ -31,6 +31,12 @@ class MLALayer:
     heads: int
     nope_dim: int
     v_dim: int
+
+    @property
+    def kv_b_weight(self) -> Tensor:
+        """`kv_b_proj.weight`, `[H * (nope + v), d]`, interleaved by head as `[nope | v]`."""
+        weight: Any = getattr(self.module, EXPAND).weight
+        return weight
 
     @property
     def cache_index(self) -> int:

@@ -30,8 +30,8 @@ class FourLevelMethod:
 
     def to(self, device: torch.device | str) -> FourLevelMethod:
         """The same method with its tensors on `device`."""
-        tensors = (t.to(device) for t in (self.rotation, self.threshold, self.gain))
-        return FourLevelMethod(self.name, *tensors, spec=self.spec)
+        rotation, threshold, gain = (t.to(device) for t in (self.rotation, self.threshold, self.gain))
+        return FourLevelMethod(self.name, rotation, threshold, gain, self.spec)
 
     def by_token(self, tokens: int) -> bool:
         """Tokens are quantized one by one whatever their positions: adapters may batch rows of any lengths."""

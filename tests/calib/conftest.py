@@ -6,13 +6,14 @@ from importlib.resources import files
 
 import pytest
 import torch
+from transformers import AutoTokenizer, DeepseekV2Config, DeepseekV2ForCausalLM
+
 from rolaq.calib.config import CalibConfig, QuantConfig, ValidationConfig
 from rolaq.calib.student import Student
 from rolaq.quant.adapters.layers import find_mla_layers
 from rolaq.quant.geometry import energies
 from rolaq.quant.hadamard import block_hadamard
 from rolaq.quant.rotation import build_rotation
-from transformers import AutoTokenizer, DeepseekV2Config, DeepseekV2ForCausalLM
 
 LATENT, LAYERS, VOCABULARY = 128, 2, 4097
 TOKENIZER = files("rolaq.testbed") / "tiny"
@@ -97,7 +98,26 @@ def make_config():
 def write_text(folder, name, documents, seed):
     """A JSONL file of random sentences in two domains."""
     draw = random.Random(seed)
-    words = "the cache holds a latent for every token of river stone paper green and seven or often no".split()
+    words = [
+        "the",
+        "cache",
+        "holds",
+        "a",
+        "latent",
+        "for",
+        "every",
+        "token",
+        "of",
+        "river",
+        "stone",
+        "paper",
+        "green",
+        "and",
+        "seven",
+        "or",
+        "often",
+        "no",
+    ]
     path = folder / f"{name}.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for number in range(documents):

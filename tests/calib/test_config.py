@@ -2,6 +2,7 @@
 
 import pytest
 from pydantic import ValidationError
+
 from rolaq.calib.config import CalibConfig, QuantConfig
 from rolaq.common.errors import RolaqError
 
@@ -36,7 +37,9 @@ def test_a_length_beyond_the_context_is_refused():
 
 
 def test_unknown_rotation_suggests():
-    with pytest.raises(RolaqError, match=r"Unknown quant.rotation 'jont'. Did you mean: joint.*\? Available: cayley"):
+    with pytest.raises(
+        RolaqError, match=r"Unknown quant.rotation 'jont'. Did you mean: joint.*\? Available: cayley"
+    ):
         QuantConfig(rotation="jont").check()
 
 

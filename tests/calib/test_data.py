@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from rolaq.calib.data import cut, prepare, take, training_batches, validation_documents
 from rolaq.common.config import DataConfig
 from rolaq.common.errors import RolaqError

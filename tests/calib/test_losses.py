@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from rolaq.calib.losses import Head, attention_errors, vocabulary_kl
 
 N, HIDDEN, VOCABULARY = 53, 16, 97
@@ -78,7 +79,8 @@ def test_attention_errors_against_numpy():
     shapes = [(2, 5, 8), (1, 3, 4)]
     outputs, references = ([draw.normal(size=s) for s in shapes] for _ in range(2))
     expected = [
-        np.linalg.norm(y - ref) ** 2 / np.linalg.norm(ref) ** 2 for y, ref in zip(outputs, references, strict=True)
+        np.linalg.norm(y - ref) ** 2 / np.linalg.norm(ref) ** 2
+        for y, ref in zip(outputs, references, strict=True)
     ]
     ours = attention_errors([torch.tensor(y) for y in outputs], [torch.tensor(r) for r in references])
     np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-12)

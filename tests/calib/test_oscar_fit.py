@@ -2,16 +2,19 @@
 
 import numpy as np
 import torch
+from reference import sylvester
+
 from rolaq.calib.oscar import fit_oscar, latent_covariance
 from rolaq.quant.adapters.layers import find_mla_layers
-from reference import sylvester
 
 
 def latents_by_hand(model, ids):
     """Outputs of every layer's kv_a_layernorm, `[n, d]` float64."""
     kept = [[] for _ in find_mla_layers(model)]
     handles = [
-        layer.module.kv_a_layernorm.register_forward_hook(lambda m, a, out, i=layer.index: kept[i].append(out))
+        layer.module.kv_a_layernorm.register_forward_hook(
+            lambda m, a, out, i=layer.index: kept[i].append(out)
+        )
         for layer in find_mla_layers(model)
     ]
     with torch.no_grad():
@@ -23,7 +26,10 @@ def latents_by_hand(model, ids):
 
 def test_covariance_and_rotation_agree_with_numpy(model, layers):
     ids = torch.randint(1, 4000, (6, 100), generator=torch.Generator().manual_seed(0))
-    statistics, rotations = latent_covariance(model, layers, ids, batch_tokens=200), fit_oscar(model, layers, ids)
+    statistics, rotations = (
+        latent_covariance(model, layers, ids, batch_tokens=200),
+        fit_oscar(model, layers, ids),
+    )
     for index, latents in enumerate(latents_by_hand(model, ids)):
         sigma = latents.T @ latents / len(latents)
         np.testing.assert_allclose(statistics.covariance(index).numpy(), sigma, rtol=1e-4, atol=1e-6)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+
 from rolaq.calib import outputs, run, trainer
 from rolaq.calib.capture import output_head
 from rolaq.calib.checkpoint import RunState, check_identity, load_state, save_state
@@ -89,14 +91,14 @@ def test_artifacts_history_and_summary(unbroken):
 
 
 @pytest.mark.usefixtures("without_figures")
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [1, 4])
 def test_a_stopped_run_goes_on_to_the_same_bits(overrides, unbroken, tmp_path, monkeypatch, step):
     again = f"folder={tmp_path}/stopped"
     with monkeypatch.context() as patch:
         interrupt_at(patch, step)
         with pytest.raises(KeyboardInterrupt):
             calibrate(overrides, again)
-    assert load_state(tmp_path / "stopped/calibration/state.pt").step == {1: 0, 3: 2}[step]
+    assert load_state(tmp_path / "stopped/calibration/state.pt").step == {1: 0, 4: 4}[step]
     assert not (tmp_path / "stopped/rolaq").exists()
     calibrate(overrides, again)
     for name in ("rolaq.safetensors", "history.jsonl"):
@@ -140,7 +142,9 @@ def test_a_lost_artifact_is_exported_again_without_training(overrides, finished,
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(overrides, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "learning_rate", lambda step, *rest: 1e18 if step >= 2 else 1e-3)
-    with pytest.raises(RolaqError, match=r"loss is nan at step 3: the state after step 2 is kept in .*state.pt"):
+    with pytest.raises(
+        RolaqError, match=r"loss is nan at step 3: the state after step 2 is kept in .*state.pt"
+    ):
         calibrate(overrides, f"folder={tmp_path}")
     state = load_state(tmp_path / "calibration/state.pt")
     assert state.step == 2
@@ -185,6 +189,49 @@ def test_identity_names_the_first_difference():
         check_identity({"a": 1, "b": 2}, {"a": 1}, "here")
 
 
+KILLED = """
+import os, signal, sys
+from hydra import compose, initialize_config_module
+from rolaq.calib import run, trainer
+
+step = trainer.Trainer.step
+trainer.Trainer.step = lambda self, ids, i: os.kill(os.getpid(), signal.SIGKILL) if i == 3 else step(self, ids, i)
+with initialize_config_module("rolaq.conf", version_base="1.3"):
+    run.main(compose("calibrate", sys.argv[1:]))
+"""
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_killed_process_leaves_a_state_to_go_on_from(overrides, unbroken, tmp_path):
+    arguments = [*overrides, f"folder={tmp_path}", f"threads={torch.get_num_threads()}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert load_state(tmp_path / "calibration/state.pt").step == 2
+    calibrate(arguments)
+    for name in ("rolaq.safetensors", "history.jsonl"):
+        assert (tmp_path / "rolaq" / name).read_bytes() == (unbroken / "rolaq" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("quant.rotation=jont", "Unknown quant.rotation 'jont'. Did you mean: joint"),
+        ("quant.spec.threshold_max=0.9", r"threshold_init 0.98\d+ must lie in \[0.5, 0.9\]"),
+        ("quant.spec.threshold_min=-1", "quant.spec.threshold_min=-1: .*greater than 0"),
+        ("quant.spec.group_size=96", "latent dimension 128 of .* is not a multiple of the group size 96"),
+        ("calib.objective=mse", "calib.objective='mse': .*'kl', 'attn' or 'both'"),
+        ("calib.lengths=[32,64,256]", "calib: .*tokens_per_step 128 is not a multiple of the length 256"),
+        ("calib.steps=100000", "too little training text: [0-9]+ tokens needed, [0-9]+ available"),
+        ("quant={rotation: fixed, threshold: fixed}", "nothing to learn"),
+    ],
+)
+def test_mistakes_are_one_line(overrides, tmp_path, change, message):
+    with pytest.raises(RolaqError, match=message) as error:
+        calibrate(overrides, f"folder={tmp_path}", change)
+    assert "\n" not in str(error.value)
+
+
 def command(overrides):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
     arguments = [sys.executable, "-m", "rolaq.calib", *overrides, f"hydra.run.dir={overrides[-1][7:]}/hydra"]
@@ -203,5 +250,9 @@ def test_the_command_writes_both_artifacts(overrides, tmp_path):
 def test_the_command_says_what_is_wrong_in_one_line(overrides, tmp_path):
     result = command([*overrides, "quant.rotation=jont", f"folder={tmp_path}"])
     assert result.returncode == 1
-    assert result.stderr.strip().splitlines()[-1].startswith("error: Unknown quant.rotation 'jont'. Did you mean: joint")
+    assert (
+        result.stderr.strip()
+        .splitlines()[-1]
+        .startswith("error: Unknown quant.rotation 'jont'. Did you mean: joint")
+    )
     assert "Traceback" not in result.stderr

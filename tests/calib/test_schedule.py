@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from rolaq.calib.schedule import learning_rate, length_of_step, validates_after
 
 

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+
 from rolaq.calib.capture import capture_outputs, check_head, hidden_states, output_head
 from rolaq.calib.recompute import decoder_layers, estimate_bytes, recompute
 from rolaq.calib.trainer import METRICS, Trainer

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from rolaq.calib.capture import hidden_states, output_head
 from rolaq.calib.validate import Validation, score
 from rolaq.quant.adapters.attach import attach
@@ -17,7 +18,9 @@ def test_score_is_the_weighted_mean_of_ratios():
 
 @pytest.mark.parametrize("batch_tokens", [32, 128, 10_000])
 def test_validation_kl_equals_full_logits(model, make_student, batch_tokens):
-    documents = {n: torch.randint(1, 4000, (3, n), generator=torch.Generator().manual_seed(n)) for n in (32, 64)}
+    documents = {
+        n: torch.randint(1, 4000, (3, n), generator=torch.Generator().manual_seed(n)) for n in (32, 64)
+    }
     method = make_student().method()
     validation = Validation(model, output_head(model), documents, skip=4, chunk=13, batch_tokens=batch_tokens)
     for length, kl in validation.kl(method).items():

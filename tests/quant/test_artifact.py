@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rolaq.common.errors import RolaqError
+from rolaq.quant.adapters.layers import MLALayer
 from rolaq.quant.artifact import CONFIG_NAME, TENSORS_NAME, Artifact
 from rolaq.quant.identity import model_identity
 from rolaq.quant.metadata import ModelIdentity
@@ -179,7 +180,7 @@ def layer(seed, latent_dim=DIM):
     torch.manual_seed(seed)
     module = torch.nn.Module()
     module.kv_b_proj = torch.nn.Linear(latent_dim, 24, bias=False)
-    return SimpleNamespace(module=module, latent_dim=latent_dim, rope_dim=16)
+    return MLALayer("layer", module, 0, latent_dim, 16, 2, 6, 6)
 
 
 def test_identity_depends_on_weights_not_on_name_or_dtype():

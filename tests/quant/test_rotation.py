@@ -6,6 +6,7 @@ import reference
 import torch
 
 from rolaq.common.errors import RolaqError
+from rolaq.quant.adapters.layers import MLALayer
 from rolaq.quant.geometry import cumulative_energy, energy, projections
 from rolaq.quant.hadamard import block_hadamard, hadamard
 from rolaq.quant.oscar import bit_reversal, oscar_rotation
@@ -157,16 +158,14 @@ def test_unknown_kind_suggests():
         build_rotation("jont", torch.from_numpy(BASE), torch.from_numpy(ENERGIES))
 
 
-class _Layer:
-    heads, nope_dim, v_dim = 3, 4, 5
-
-    def __init__(self):
-        self.module = torch.nn.Module()
-        self.module.kv_b_proj = torch.nn.Linear(DIM, self.heads * (self.nope_dim + self.v_dim), bias=False)
+def mla_layer(heads=3, nope=4, v=5):
+    module = torch.nn.Module()
+    module.kv_b_proj = torch.nn.Linear(DIM, heads * (nope + v), bias=False)
+    return MLALayer("layer", module, 0, DIM, 2, heads, nope, v)
 
 
 def test_projections_are_head_interleaved():
-    layer = _Layer()
+    layer = mla_layer()
     weight = layer.module.kv_b_proj.weight.detach().double().numpy()
     w_k, w_v = projections(layer)
     rows = [weight[h * 9 : h * 9 + 4] for h in range(3)], [weight[h * 9 + 4 : h * 9 + 9] for h in range(3)]
