@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY ?= passive
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup calibrate eval report test lint clean
+.PHONY: help setup calibrate eval report bench test lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ eval: $(STAMP) ## compare all methods on MODEL with SUITE into results/
 
 report: $(STAMP) ## make the HTML page, figures and README tables from what was measured
 	@$(BIN)/python -m rolaq.eval.report model=$(MODEL) $(ARGS)
+
+bench: $(STAMP) ## time the kernels on this GPU against BF16 ones into results/kernels.json
+	@$(BIN)/python -m rolaq.kernels.bench $(ARGS)
 
 # one thread a process: two that share two cores with more wait for each other
 test: $(STAMP) ## run the tests (ARGS go to pytest)

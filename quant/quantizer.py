@@ -31,11 +31,14 @@ def group_statistics(z: Tensor, spec: QuantizerSpec = DEFAULT) -> tuple[Tensor, 
     """Standardise `z [..., d]` by group: (x `[..., d/G, G]`, mean and sigma `[..., d/G, 1]`), fp32.
 
     sigma is the population deviation with `sigma_eps` inside the root, so it is never zero; the
-    division is IEEE. Raises `RolaqError` when d is not a multiple of G.
+    division is IEEE. Sums and the root are taken in fp64 and rounded once, so that neither the order of
+    a sum nor a library's square root shows: kernels reproduce mean and sigma bit for bit.
+    Raises `RolaqError` when d is not a multiple of G.
     """
     groups = z.float().unflatten(-1, (spec.groups(z.shape[-1]), spec.group_size))
-    centred = groups - (mean := groups.mean(-1, keepdim=True))
-    sigma = (centred.square().mean(-1, keepdim=True) + spec.sigma_eps).sqrt()
+    centred = groups - (mean := groups.double().mean(-1, keepdim=True).float())
+    variance = centred.double().square().mean(-1, keepdim=True).float()
+    sigma = (variance + spec.sigma_eps).double().sqrt().float()
     return centred / sigma, mean, sigma
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "common": set(),
     "quant": {"rolaq.common.errors"},
-    "kernels": {"rolaq.quant", "rolaq.common.errors"},
+    "kernels": {"rolaq.quant", "rolaq.common"},
     "calib": {"rolaq.quant", "rolaq.common"},
     "eval": {"rolaq.quant", "rolaq.common"},
     "serve": {"rolaq.quant", "rolaq.kernels", "rolaq.common"},
