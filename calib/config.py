@@ -52,7 +52,7 @@ class CalibConfig(Config):
     fit_tokens: int = Field(default=8192, ge=128, le=8192)
     objective: Literal["kl", "attn", "both"] = "both"
     attention_weight: float = Field(default=0.1, ge=0)
-    lr_rotation: PositiveFloat = 1e-3
+    lr_rotation: PositiveFloat = 2e-3
     lr_threshold: PositiveFloat = 5e-3
     betas: tuple[float, float] = (0.9, 0.95)
     warmup: float = Field(default=0.05, ge=0, lt=1)

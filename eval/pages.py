@@ -108,6 +108,7 @@ TABLES: dict[str, Callable[[Tables], str]] = {
     "gain-sweep": _section("gain_sweep", "Gain sweep"),
     "selection": _section("selection", "Selection"),
     "calibration": _flat("calibration"),
+    "search": _flat("search"),
     "kernels": _flat("kernels"),
     "serve": _flat("serve"),
     "tasks": _flat("tasks"),
