@@ -185,3 +185,14 @@ def test_cumulative_energy():
         expected = np.cumsum([u @ h.numpy() @ u for u in vectors.T])
         np.testing.assert_allclose(got.numpy(), expected, atol=1e-10)
         assert got[-1].item() == pytest.approx(1)
+
+
+def test_cayley_is_about_twice_the_exponential_backwards():
+    """(I - Ω)(I + Ω)^{-1} = e^{-2Ω} up to the third order in Ω."""
+    rotation = build_rotation(
+        "cayley", torch.eye(DIM).expand(1, -1, -1), torch.from_numpy(ENERGIES[:1])
+    ).double()
+    a = 1e-3 * np.random.default_rng(0).standard_normal((1, DIM, DIM))
+    rotation.generators.data = torch.from_numpy(a)
+    expected = reference.expm_skew(-2 * (a[0] - a[0].T))
+    np.testing.assert_allclose(rotation()[0].detach().numpy(), expected, atol=1e-6)

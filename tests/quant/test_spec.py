@@ -49,3 +49,10 @@ def test_group_must_divide_the_latent(latent):
 def test_threshold_bounds(threshold):
     with pytest.raises(RolaqError, match=r"layer 3.*\[0.5, 1.25\]"):
         QuantizerSpec().check_threshold(threshold, "layer 3")
+
+
+def test_oscars_constants():
+    spec = QuantizerSpec()
+    assert (spec.a_out, spec.threshold_init) == (1.5095585584640503, 0.9810652732849121)
+    assert spec.a_in * 3 == pytest.approx(spec.a_out, rel=1e-15)
+    assert (spec.bits, spec.group_size, spec.threshold_min, spec.threshold_max) == (2, 128, 0.5, 1.25)
