@@ -51,7 +51,7 @@ class Hooks:
             self.handles.append(getattr(module, EXPAND).register_forward_pre_hook(self.reread))
 
     def remove(self) -> None:
-        """Remove all hooks; caches of this session refuse to go on."""
+        """Remove all hooks; caches filled meanwhile refuse to go on."""
         self.session.open = False
         for handle in self.handles:
             handle.remove()
