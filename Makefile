@@ -24,7 +24,7 @@ unexport PYTHONPATH PYTHONHOME
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  e.g. make calibrate MODEL=tiny ARGS='calib=full seed=43'"
+	@echo "  e.g. make calibrate MODEL=tiny ARGS='seed=43 folder=artifacts/seed43'"
 
 setup: $(STAMP) ## make the environment .venv (the other targets do it when needed)
 

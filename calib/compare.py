@@ -34,7 +34,11 @@ def rows_of(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for name, run in runs.items():
         ratios = {key: value for key, value in run.items() if key.startswith("r_")}
-        shown = {key: settings[name].get(key) for key in varied if not key.startswith("data.")}
+        shown = {
+            key: settings[name].get(key) for key in varied if not key.startswith(("data.fit", "data.train"))
+        }
+        if "data.val" in shown:  # S on different texts does not compare
+            shown["data.val"] = str(shown["data.val"])[:12]
         numbers = {key: run[key] for key in NUMBERS}
         rows.append({"run": name, "model": run["model"], **shown, **ratios, **numbers})
     return sorted(rows, key=lambda row: row["S"])

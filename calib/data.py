@@ -23,6 +23,7 @@ Piece = tuple[int, Document]  # index of the document it was cut from
 FIT_SEED = 42  # OSCAR's text is the same for every seed of a calibration
 FIT_CHARACTERS = 4096  # about 1K tokens: OSCAR's text holds pieces of several documents
 TRAIN_CHARACTERS = 65_536  # longer documents are shuffled in pieces, so that no book fills a batch
+TRAIN_PIECES = 64  # of little text, smaller pieces: each length takes whole ones
 
 
 class CalibrationData(NamedTuple):
@@ -42,8 +43,8 @@ def prepare(
 ) -> CalibrationData:
     """Read, check and tokenize the text that a run uses; `config.lengths` must be set.
 
-    `seed` orders the training text. Without a fitting text of its own, OSCAR's documents come first in
-    a fixed order of the training text and are taken out of it.
+    `seed` orders the training text. Without a fitting text of its own, OSCAR's are pieces of the training text,
+    in a fixed order, and are taken out of it.
     Raises `RolaqError` for too little text, or a document in two sets.
     """
     lengths = config.used_lengths
@@ -52,8 +53,7 @@ def prepare(
     fit = list(take(cut(fit_source, FIT_CHARACTERS, FIT_SEED), tokenizer, config.fit_tokens, "fitting"))
     fit_documents = _documents(fit_source, fit)
     if not source.fit:
-        removed = set(fit_documents)
-        train = [document for document in train if document not in removed]
+        train = without(train, fit, FIT_CHARACTERS)
     batches, used = training_batches(train, tokenizer, config, seed)
     check_disjoint(fit=fit_documents, train=used, val=val)
     length = min(max(lengths), config.fit_tokens)
@@ -77,10 +77,14 @@ def training_batches(
     """
     lengths = config.used_lengths
     plan = [length_of_step(step, lengths) for step in range(config.steps)]
-    pieces, used, queues = cut(train, TRAIN_CHARACTERS, seed), [], {}
+    characters = sum(len(document.text) for document in train)
+    size = max(FIT_CHARACTERS, min(TRAIN_CHARACTERS, characters // TRAIN_PIECES))
+    pieces, used, queues, planned = cut(train, size, seed), [], {}, [0]
     for length in lengths:
         tokens = plan.count(length) * config.tokens_per_step
-        share = list(take(pieces, tokenizer, tokens, "training")) if tokens else []
+        run, before = config.steps * config.tokens_per_step, sum(planned)
+        share = list(take(pieces, tokenizer, tokens, "training", before, run)) if tokens else []
+        planned.append(tokens)
         used += share
         rows = (
             pack([piece for _, piece in share], tokenizer, length, tokens, seed=seed)
@@ -114,19 +118,44 @@ def cut(documents: Sequence[Document], characters: int, seed: int) -> Iterator[P
         yield index, replace(document, text=document.text[start : start + characters])
 
 
+def without(documents: Sequence[Document], pieces: Iterable[Piece], characters: int) -> list[Document]:
+    """The documents less the pieces that `cut` made of them with the same `characters`."""
+    taken: dict[int, set[str]] = {}
+    for index, piece in pieces:
+        taken.setdefault(index, set()).add(piece.text)
+    rest = [
+        replace(document, text=_remainder(document.text, taken[index], characters))
+        if index in taken
+        else document
+        for index, document in enumerate(documents)
+    ]
+    return [document for document in rest if document.text]
+
+
+def _remainder(text: str, taken: set[str], characters: int) -> str:
+    parts = (text[start : start + characters] for start in range(0, len(text), characters))
+    return "".join(part for part in parts if part not in taken)
+
+
 def take(
-    pieces: Iterator[Piece], tokenizer: PreTrainedTokenizerBase, tokens: int, purpose: str
+    pieces: Iterator[Piece],
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: int,
+    purpose: str,
+    after: int = 0,
+    run: int = 0,
 ) -> Iterator[Piece]:
     """Pieces off the iterator until they hold `tokens` tokens, end-of-text counted.
 
-    Raises `RolaqError` when they run out.
+    Raises `RolaqError` when they run out: for a share of a `run`, which follows `after` tokens of it, with the
+    numbers of the whole run.
     """
     available = 0
     while available < tokens:
         piece = next(pieces, None)
         if piece is None:
             raise RolaqError(
-                f"too little {purpose} text: {tokens} tokens needed, {available} available; "
+                f"too little {purpose} text: more than {run or tokens} tokens needed, {after + available} available; "
                 "add text, or lower calib.steps or calib.fit_tokens"
             )
         available += len(tokenizer(piece[1].text, add_special_tokens=False, verbose=False)["input_ids"]) + 1

@@ -32,7 +32,7 @@ def draw_training(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
     with figure(path, width=8, height=3.2, columns=2) as (left, right):
         for name in ("loss", "kl", "attention"):
             left.plot([e["step"] for e in steps], [e[name] for e in steps], label=name, linewidth=1)
-        left.set(xlabel="step", ylabel="loss (nats)", yscale="log")
+        left.set(xlabel="step", ylabel="loss", yscale="log")
         left.legend()
         ratios = sorted((key for key in validations[0] if key.startswith("r_")), key=lambda key: int(key[2:]))
         at = [e["step"] for e in validations]

@@ -9,12 +9,14 @@ from pathlib import Path
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 0 auto; padding: 1rem; }
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; } h3 { margin-top: 1.5rem; }
 p.about { color: #888; font-size: .85rem; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
+p, figure { max-width: 60rem; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; min-width: 3.2rem; }
 th:first-child, td:first-child { text-align: left; }
 tr.ours td { font-weight: 600; background: var(--soft); }
 figure { margin: 1rem 0; } figcaption { font-size: .85rem; color: #888; }

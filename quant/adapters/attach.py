@@ -20,8 +20,10 @@ _attached: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
-def attach(model: nn.Module, method: Method, protection: Protection = UNPROTECTED) -> Iterator[None]:
+def attach(model: nn.Module, method: Method, protection: Protection | str = UNPROTECTED) -> Iterator[None]:
     """Let every MLA layer of `model` read its latents as `method` would store them.
+
+    `protection` may be a budget such as "4+16", read per query.
 
     Holds for forwards with and without a cache and for `generate`. Without a cache, gradients flow through
     `method.reconstruct`; run the backward pass inside the block. An exact method installs nothing. A cache filled
@@ -30,6 +32,8 @@ def attach(model: nn.Module, method: Method, protection: Protection = UNPROTECTE
     Raises:
         RolaqError: the model has no MLA, something is attached to it already, or the method does not fit a layer.
     """
+    if isinstance(protection, str):
+        protection = Protection.parse(protection)
     layers, decoder = find_mla_layers(model), find_decoder(model)
     if decoder in _attached:
         raise RolaqError(

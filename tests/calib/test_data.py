@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rolaq.calib.data import cut, prepare, take, training_batches, validation_documents
+from rolaq.calib.data import cut, prepare, take, training_batches, validation_documents, without
 from rolaq.common.config import DataConfig
 from rolaq.common.errors import RolaqError
 from rolaq.common.text import Document, read_documents
@@ -37,7 +37,22 @@ def test_the_seed_orders_the_training_text_and_nothing_else(text, tokenizer, mak
 def test_fitting_documents_are_taken_out_of_the_training_text(text, tokenizer, make_config):
     data = prepare(source(text, fit=[]), tokenizer, make_config(), 1)
     assert data.about["fit"]["documents"] > 0
-    assert data.about["fit"]["documents"] + data.about["train"]["documents"] <= 24
+
+
+def test_one_long_document_serves_for_fitting_and_for_training(tokenizer, make_config, tmp_path):
+    words = "".join(f"word{n} " for n in range(20_000))
+    for name, text in (("train", words), ("val", words[::-1])):
+        (tmp_path / f"{name}.txt").write_text(text)
+    lists = {name: [str(tmp_path / f"{name}.txt")] for name in ("train", "val")}
+    data = prepare(DataConfig(name="book", **lists), tokenizer, make_config(), 1)
+    assert data.about["train"]["documents"] == data.about["fit"]["documents"] == 1
+
+
+def test_what_is_left_without_the_pieces():
+    document = Document("aaaabbbbcccc", "s", "d")
+    pieces = [(0, Document("bbbb", "s", "d")), (1, Document("x", "s", "d"))]
+    rest = without([document, Document("x", "s", "d"), Document("y", "s", "d")], pieces, 4)
+    assert [item.text for item in rest] == ["aaaacccc", "y"]
 
 
 def test_validation_documents_take_turns_over_domains(tokenizer):
@@ -56,7 +71,9 @@ def test_long_documents_are_cut_and_all_their_text_kept():
 
 def test_take_says_how_much_is_missing(tokenizer):
     pieces = cut([Document("one two three", "d", "x")], 100, 0)
-    with pytest.raises(RolaqError, match=r"too little training text: 900 tokens needed, \d+ available"):
+    with pytest.raises(
+        RolaqError, match=r"too little training text: more than 900 tokens needed, \d+ available"
+    ):
         list(take(pieces, tokenizer, 900, "training"))
 
 
