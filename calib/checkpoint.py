@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from rolaq.common.errors import RolaqError, one_line
 from rolaq.common.files import atomic_write
 
 FORMAT_VERSION = 1
+DIGEST = 32  # bytes of SHA-256 before the content
 
 
 @dataclass
@@ -48,8 +51,11 @@ class RunState:
 def save_state(path: str | os.PathLike[str], state: RunState) -> None:
     """Write `state` atomically."""
     best = None if state.best is None else vars(state.best)
+    buffer = io.BytesIO()
+    torch.save({**vars(state), "best": best, "format_version": FORMAT_VERSION}, buffer)
+    content = buffer.getvalue()
     with atomic_write(path) as temporary:
-        torch.save({**vars(state), "best": best, "format_version": FORMAT_VERSION}, temporary)
+        temporary.write_bytes(hashlib.sha256(content).digest() + content)
 
 
 def load_state(path: str | os.PathLike[str]) -> RunState | None:
@@ -60,7 +66,10 @@ def load_state(path: str | os.PathLike[str]) -> RunState | None:
     if not Path(path).exists():
         return None
     try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+        content = Path(path).read_bytes()
+        if hashlib.sha256(content[DIGEST:]).digest() != content[:DIGEST]:
+            raise ValueError("it is damaged")
+        stored = torch.load(io.BytesIO(content[DIGEST:]), map_location="cpu", weights_only=True)
         if stored.pop("format_version") != FORMAT_VERSION:
             raise ValueError("written by another release")
         best = stored.pop("best")

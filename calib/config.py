@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -54,7 +54,7 @@ class CalibConfig(Config):
     attention_weight: float = Field(default=0.1, ge=0)
     lr_rotation: PositiveFloat = 2e-3
     lr_threshold: PositiveFloat = 5e-3
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     warmup: float = Field(default=0.05, ge=0, lt=1)
     clip: PositiveFloat = 1.0
     chunk: PositiveInt = 1024
@@ -64,6 +64,12 @@ class CalibConfig(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> CalibConfig:
+        if min(self.validation.weights) < 0 or not sum(self.validation.weights):
+            raise ValueError(
+                f"validation.weights {self.validation.weights} must not be negative, nor all zero"
+            )
+        if (self.lengths is not None and len(set(self.lengths)) != len(self.lengths)) or self.lengths == ():
+            raise ValueError(f"lengths {self.lengths} must be different, and at least one")
         for length in self.lengths or ():
             if self.tokens_per_step % length:
                 raise ValueError(
@@ -108,8 +114,8 @@ class CalibrateConfig(Config):
     quant: QuantConfig
     calib: CalibConfig
     tracking: TrackingConfig
-    seed: int = 42
+    seed: int = Field(default=42, ge=0, lt=2**63)
     threads: PositiveInt | None = None
     output: str = "artifacts"
-    folder: str
+    folder: Annotated[str, Field(min_length=1)]
     overwrite: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +37,13 @@ class CalibrationData(NamedTuple):
     batches: list[Tensor]
     validation: dict[int, Tensor]
     about: dict[str, Any]
+
+    def tokens_digest(self) -> str:
+        """First 16 digits of the SHA-256 of all token ids, in the order in which they are used."""
+        digest = hashlib.sha256()
+        for ids in (self.fit, *self.batches, *self.validation.values()):
+            digest.update(ids.long().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 def prepare(

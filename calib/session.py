@@ -16,7 +16,7 @@ from rolaq.calib.data import CalibrationData, prepare
 from rolaq.calib.losses import Head
 from rolaq.common.models import load_model
 from rolaq.quant.adapters.layers import MLALayer, find_mla_layers
-from rolaq.quant.identity import model_identity
+from rolaq.quant.identity import model_identity, parameters_fingerprint
 from rolaq.quant.metadata import ModelIdentity
 
 NOT_IN_IDENTITY = ("calib.checkpointing",)  # changes memory, not results
@@ -59,10 +59,14 @@ class Session:
                 "model": {
                     "name": self.model_identity.name,
                     "weights": self.model_identity.weights,
+                    "parameters": parameters_fingerprint(self.model),
                     "dtype": str(self.model.dtype).removeprefix("torch."),
                     "device": self.device.type,
                 },
-                "data": {name: self.data.about[name]["fingerprint"] for name in ("fit", "train", "val")},
+                "data": {
+                    **{name: self.data.about[name]["fingerprint"] for name in ("fit", "train", "val")},
+                    "tokens": self.data.tokens_digest(),
+                },
             }
         )
         return {key: value for key, value in flat.items() if key not in NOT_IN_IDENTITY}

@@ -15,7 +15,7 @@ from rolaq.common.errors import RolaqError, one_line
 class Config(BaseModel):
     """Base of every config model: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 C = TypeVar("C", bound=BaseModel)

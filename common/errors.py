@@ -64,6 +64,11 @@ def main(fn: Callable[P, T]) -> Callable[P, T]:
                 raise
             print(f"error: {one_line(error, limit=2000)}", file=sys.stderr)
             sys.exit(1)
+        except OSError as error:  # disk full, no permission, a file where a folder should be
+            if debugging():
+                raise
+            print(f"error: {one_line(error)}: free space, or choose another folder", file=sys.stderr)
+            sys.exit(1)
         except KeyboardInterrupt as stop:
             print(f"stopped: {one_line(stop) if str(stop) else 'interrupted'}", file=sys.stderr)
             sys.exit(130)

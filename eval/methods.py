@@ -16,7 +16,7 @@ from rolaq.common.config import ModelConfig
 from rolaq.common.errors import RolaqError
 from rolaq.common.files import find
 from rolaq.quant.artifact import CONFIG_NAME, Artifact
-from rolaq.quant.identity import model_identity
+from rolaq.quant.identity import model_identity, parameters_fingerprint
 from rolaq.quant.metadata import ModelIdentity
 from rolaq.quant.spec import QuantizerSpec, bf16_bytes_per_token
 
@@ -146,6 +146,7 @@ def _entry(name: str, target: Target, calibrated: dict[str, Calibrated], best_ga
     seed = source.artifact.config.seed if source and name == "rolaq" else None
     about = (
         target.identity.weights,
+        parameters_fingerprint(target.model),
         str(target.model.dtype),
         name,
         spec.model_dump_json(),

@@ -7,11 +7,13 @@ and the calibration history. Every load verifies it.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from rolaq.common.errors import RolaqError
 from rolaq.quant.metadata import FORMAT_VERSION, ArtifactConfig, ModelIdentity
 from rolaq.quant.methods.grouped import FourLevelMethod
 from rolaq.quant.spec import QuantizerSpec
-from rolaq.quant.verify import tensor_shapes, verify_model, verify_tensors
+from rolaq.quant.verify import checksum, tensor_shapes, verify_checksum, verify_model, verify_tensors
 
 CONFIG_NAME, TENSORS_NAME = "rolaq_config.json", "rolaq.safetensors"
 
@@ -50,6 +52,7 @@ class Artifact:
             tensors_sha256=hashlib.sha256(save(tensors)).hexdigest(),
             **about,
         )
+        config = config.model_copy(update={"checksum": checksum(config)})
         verify_tensors(config, tensors, where=method)
         return cls(config, **tensors)
 
@@ -66,21 +69,25 @@ class Artifact:
         """Write the folder so that a reader sees the old artifact or the new one, never a mixture.
 
         `extra` maps further file names (README.md, history.jsonl, figures/x.png) to their content.
+        Raises `RolaqError` when `folder` is there and holds something else than an artifact.
         """
         folder = Path(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         tensors = {"rotation": self.rotation, "threshold": self.threshold, "gain": self.gain}
         files: dict[str, str | bytes] = {
             CONFIG_NAME: self.config.model_dump_json(indent=2) + "\n",
             TENSORS_NAME: save(tensors),
         }
-        for name, content in {**files, **(extra or {})}.items():
-            path = staged / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-        staged.chmod(0o755)
-        _swap(staged, folder)
+        staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            for name, content in {**(extra or {}), **files}.items():
+                path = staged / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
+            staged.chmod(0o755)
+            _swap(staged, folder)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
         return folder
 
     @classmethod
@@ -88,27 +95,51 @@ class Artifact:
         """Read and verify a folder; with `model`, also that it belongs to that model.
 
         Raises `RolaqError` for a missing or damaged file, another format, shapes that disagree,
-        a rotation that is not orthogonal, thresholds out of bounds, or another model.
+        a rotation that is not orthogonal, thresholds out of bounds, a checksum that does not fit, or
+        another model.
         """
         folder = Path(folder)
-        config = _read_config(folder / CONFIG_NAME)
-        tensors = _read_tensors(folder / TENSORS_NAME, config)
+        config, tensors = _read_together(folder)
         verify_tensors(config, tensors, where=str(folder))
+        verify_checksum(config, where=str(folder))
         if model is not None:
             verify_model(config.model, model, where=str(folder))
         return cls(config, **tensors)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Never replace what is not an artifact: the folder is removed when the new one stands."""
+    if not folder.exists() or (folder / CONFIG_NAME).is_file():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
+        raise RolaqError(
+            f"{folder} is there and holds no {CONFIG_NAME}: it would be replaced; choose another folder"
+        )
+
+
+def _read_together(folder: Path, attempts: int = 5) -> tuple[ArtifactConfig, dict[str, Tensor]]:
+    """Config and tensors of one save: read again when another process replaced the folder meanwhile."""
+    for left in reversed(range(attempts)):
+        try:
+            config = _read_config(folder / CONFIG_NAME)
+            return config, _read_tensors(folder / TENSORS_NAME, config)
+        except RolaqError:
+            if not left or not folder.parent.is_dir():
+                raise
+            time.sleep(0.02)
+    raise AssertionError("unreachable")
 
 
 def _read_config(path: Path) -> ArtifactConfig:
     if not path.is_file():
         raise RolaqError(f"no artifact at {path.parent}: {path.name} is missing; run `make calibrate` first")
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8"))
         version = raw.get("format_version") if isinstance(raw, dict) else None
         if version != FORMAT_VERSION:
             raise RolaqError(f"{path}: format_version is {version}, this release reads {FORMAT_VERSION}")
         return ArtifactConfig.model_validate(raw)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise RolaqError(f"{path} is damaged: {_first_line(error)}; calibrate again") from error
 
 
@@ -137,10 +168,14 @@ def _read_tensors(path: Path, config: ArtifactConfig) -> dict[str, Tensor]:
 
 def _swap(staged: Path, folder: Path) -> None:
     """Put `staged` in `folder`'s place; the old folder is removed only after the new one stands."""
-    if not folder.exists():
+    lock = os.open(folder.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two savers take turns
+        _refuse_foreign(folder)
+        retired = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+        if folder.exists():
+            folder.rename(retired / folder.name)
         staged.rename(folder)
-        return
-    retired = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-    folder.rename(retired / folder.name)
-    staged.rename(folder)
-    shutil.rmtree(retired, ignore_errors=True)
+        shutil.rmtree(retired, ignore_errors=True)
+    finally:
+        os.close(lock)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from rolaq.common.errors import RolaqError
 from rolaq.quant.metadata import ModelIdentity
@@ -25,6 +26,21 @@ def weights_fingerprint(layers: Sequence[MLALayer]) -> str:
     for layer in (layers[0], layers[-1]):
         weight = layer.kv_b_weight.detach()
         digest.update(weight.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def parameters_fingerprint(model: nn.Module, sampled: int = 64) -> str:
+    """First 16 digits of the SHA-256 over evenly spaced values of every parameter, with names and shapes.
+
+    Cheap at any size, and different for a fine-tune that leaves `kv_b_proj` as it was. Unlike
+    `weights_fingerprint` it depends on how Transformers names and fuses parameters.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().flatten()
+        values = flat[:: max(1, flat.numel() // sampled)][:sampled]
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(values.to("cpu", torch.bfloat16).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

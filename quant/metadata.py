@@ -37,6 +37,7 @@ class ArtifactConfig(BaseModel):
     threshold: list[float]
     gain: list[float]
     tensors_sha256: str
+    checksum: str = ""
     data: dict[str, Any] = {}
     tokens: int = 0
     seed: int | None = None

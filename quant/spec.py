@@ -39,7 +39,7 @@ class QuantizerSpec(BaseModel):
     (Gaussian Lloyd–Max outer level and boundary); `a_in = a_out / 3` makes the grid uniform.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     bits: Literal[2] = 2
     group_size: int = Field(default=128, gt=0, multiple_of=8)

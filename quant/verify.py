@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,19 @@ def verify_model(expected: ModelIdentity, actual: ModelIdentity, where: str) -> 
                 f"artifact {where} belongs to another model: {name} is {wanted} ({expected.name}), "
                 f"the loaded model's is {found} ({actual.name}); calibrate this model first"
             )
+
+
+def checksum(config: ArtifactConfig) -> str:
+    """SHA-256 of all of `config` but the checksum itself."""
+    return hashlib.sha256(config.model_dump_json(exclude={"checksum"}).encode()).hexdigest()
+
+
+def verify_checksum(config: ArtifactConfig, where: str) -> None:
+    """Raise `RolaqError` when a value of the config was changed since it was written."""
+    if (found := checksum(config)) != config.checksum:
+        raise RolaqError(
+            f"artifact {where} is damaged: its config's checksum is {found[:12]}, it says {config.checksum[:12]!r}"
+        )
 
 
 def tensor_shapes(model: ModelIdentity) -> dict[str, tuple[int, ...]]:

@@ -56,7 +56,14 @@ def _check(method: Method, layers: list[MLALayer]) -> None:
     if spec is not None:
         for layer in layers:
             spec.check(layer.latent_dim, layer.name)
-    if rotation is not None and rotation.shape[0] != len(layers):
+    if rotation is None:
+        return
+    for layer in layers:
+        if rotation.shape[-1] != layer.latent_dim:
+            raise RolaqError(
+                f"method {method.name} is for latents of {rotation.shape[-1]}, {layer.name} has {layer.latent_dim}"
+            )
+    if rotation.shape[0] != len(layers):
         raise RolaqError(
             f"method {method.name} has {rotation.shape[0]} rotations, the model {len(layers)} MLA layers"
         )

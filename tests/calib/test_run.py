@@ -178,7 +178,12 @@ def test_damaged_state_is_named(tmp_path):
     assert load_state(path) is None
     save_state(path, RunState({"a": 1}))
     assert load_state(path).identity == {"a": 1}
-    path.write_bytes(path.read_bytes()[:100])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RolaqError, match="it is damaged"):
+        load_state(path)
+    path.write_bytes(content[:100])
     with pytest.raises(RolaqError, match=r"state.pt cannot be resumed .* overwrite=true starts afresh"):
         load_state(path)
 

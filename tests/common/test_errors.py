@@ -27,6 +27,11 @@ def test_lookup_finds_and_survives_an_empty_table():
     ("error", "code", "text"),
     [
         (RolaqError("what\n  to do"), 1, "error: what to do\n"),
+        (
+            OSError(28, "No space left on device", "x"),
+            1,
+            "error: [Errno 28] No space left on device: 'x': free space, or choose another folder\n",
+        ),
         (KeyboardInterrupt(), 130, "stopped: interrupted\n"),
         (KeyboardInterrupt("kept the checkpoint"), 130, "stopped: kept the checkpoint\n"),
     ],

@@ -1,6 +1,7 @@
 """Saving, loading, refusing artifacts; OSCAR's own files."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from rolaq.common.errors import RolaqError
 from rolaq.quant.adapters.layers import MLALayer
 from rolaq.quant.artifact import CONFIG_NAME, TENSORS_NAME, Artifact
-from rolaq.quant.identity import model_identity
+from rolaq.quant.identity import model_identity, parameters_fingerprint
 from rolaq.quant.metadata import ModelIdentity
 from rolaq.quant.methods.grouped import hadamard_method, oscar_method
 from rolaq.quant.oscar_files import export_rotations, import_rotations
@@ -62,6 +63,31 @@ def test_saving_again_replaces_the_folder_whole(tmp_path):
     assert Artifact.load(tmp_path / "a").id == artifact(2).id
 
 
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_is_not_an_artifact_is_never_replaced(tmp_path, what):
+    target = tmp_path / "rolaq"
+    if what == "folder":
+        target.mkdir()
+        (target / "thesis.txt").write_text("precious")
+    else:
+        target.write_text("precious")
+    with pytest.raises(RolaqError, match="would be replaced"):
+        artifact().save(target)
+    assert "precious" in (target / "thesis.txt" if what == "folder" else target).read_text()
+    assert [p.name for p in tmp_path.iterdir()] == ["rolaq"]
+
+
+def test_savers_and_readers_at_once(tmp_path):
+    first, second = artifact(1), artifact(2)
+    first.save(tmp_path / "a")
+    with ThreadPoolExecutor(4) as pool:
+        saves = [pool.submit(each.save, tmp_path / "a") for each in (first, second) * 6]
+        loads = [pool.submit(Artifact.load, tmp_path / "a", MODEL) for _ in range(24)]
+    assert all(save.exception() is None for save in saves)
+    assert {load.result().id for load in loads} <= {first.id, second.id}
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
 CHANGES = [
     ("architecture", "DeepseekV3ForCausalLM"),
     ("latent_dim", 256),
@@ -97,6 +123,11 @@ DAMAGE = {
         lambda f: edit(f, threshold=[0.9, 0.95, 1.1]),
         "threshold of layer 2 is 1, the config lists 1.1",
     ),
+    "another grid": (
+        lambda f: edit(f, spec={**artifact().config.spec.model_dump(), "sigma_eps": 1e-4}),
+        "checksum",
+    ),
+    "another seed": (lambda f: edit(f, seed=7), "checksum"),
     "too few T": (lambda f: edit(f, threshold=[0.9]), "threshold"),
 }
 
@@ -205,3 +236,13 @@ def test_reference_methods():
     plain = hadamard_method(LAYERS, DIM)
     assert plain.gain.tolist() == pytest.approx([gain(spec.threshold_init)] * LAYERS)
     assert torch.equal(plain.rotation[0], plain.rotation[0].T)
+
+
+def test_parameters_fingerprint_sees_any_layer():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 4), torch.nn.Linear(4, 2))
+    before = parameters_fingerprint(model)
+    assert parameters_fingerprint(model) == before
+    with torch.no_grad():
+        model[1].bias += 1
+    assert parameters_fingerprint(model) != before

@@ -93,6 +93,15 @@ def test_layer_count_is_checked():
         pass
 
 
+def test_latent_width_is_checked():
+    method = build_method("hadamard", d=2 * WIDTH, layers=2)
+    with (
+        pytest.raises(RolaqError, match=f"hadamard is for latents of {2 * WIDTH}, .* has {WIDTH}"),
+        attach(tiny("minicpm3"), method),
+    ):
+        pass
+
+
 def test_a_filled_cache_of_another_origin_is_refused():
     model = tiny("minicpm3")
     plain = model(IDS).cache
