@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from rolaq.common.config import Config, DataConfig, ModelConfig, TrackingConfig
-from rolaq.common.errors import lookup
+from rolaq.common.errors import RolaqError, lookup
 from rolaq.eval.methods import METHODS
 from rolaq.quant.protection import Protection
 
@@ -22,14 +22,30 @@ def _known_methods(names: list[str]) -> list[str]:
     return [name for name in names if lookup("method", name, METHODS)]
 
 
+def _budget(text: str) -> str:
+    """A budget in its usual spelling."""
+    try:
+        return Protection.parse(text).budget
+    except RolaqError as error:
+        raise ValueError(str(error)) from error
+
+
+def _distinct(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+Budgets = Annotated[list[Annotated[str, AfterValidator(_budget)]], AfterValidator(_distinct)]
+Gain = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class Pass(Config):
     """Some methods at some budgets; null means all that the run has.
 
     A budget (``4+16``: sink and recent tokens) that is not in ``protect.budgets`` is left out.
     """
 
-    budgets: list[str] | None = None
-    methods: list[str] | None = None
+    budgets: Budgets | None = None
+    methods: list[str] | None = Field(None, min_length=1)
 
     @field_validator("methods")
     @classmethod
@@ -63,6 +79,13 @@ class DivergenceConfig(Config):
     logits_gb: float = Field(4.0, gt=0)
     chunk: int = Field(1024, ge=1)
     prefill: int = Field(256, ge=1)
+
+    @model_validator(mode="after")
+    def _scored(self) -> DivergenceConfig:
+        shortest = min((length for item in self.passes for length in item.lengths), default=None)
+        if shortest is not None and shortest <= self.skip + 1:
+            raise ValueError(f"a pass has lengths={shortest}: must be more than skip + 1 = {self.skip + 1}")
+        return self
 
 
 class RulerConfig(Config):
@@ -104,11 +127,19 @@ class GainConfig(Config):
     all but the first ones, as the divergence does.
     """
 
-    gains: list[float] = [1.025, 1.069, 1.114, 1.160, 1.203, 1.248]
-    length: int = 2048
+    gains: list[Gain] = [1.025, 1.069, 1.114, 1.160, 1.203, 1.248]
+    length: int = Field(2048, ge=2)
     documents: int = Field(1, ge=1)
     domains: list[str] | None = None
-    last: int | None = None
+    last: int | None = Field(None, ge=1)
+
+    @field_validator("last")
+    @classmethod
+    def _inside(cls, last: int | None, info: ValidationInfo) -> int | None:
+        length = info.data.get("length")
+        if last is not None and length is not None and last >= length:
+            raise ValueError(f"must be less than length, {length}")
+        return last
 
 
 class SuiteConfig(Config):
@@ -120,17 +151,18 @@ class SuiteConfig(Config):
     gain_sweep: GainConfig
     energy: bool = True
 
+    @property
+    def passes(self) -> list[Pass]:
+        """All passes of the parts that there are."""
+        parts = [part.passes for part in (self.divergence, self.ruler) if part]
+        return [item for passes in parts for item in passes]
+
 
 class ProtectConfig(Config):
     """Protection budgets and how a token's own window is read in a teacher-forced pass."""
 
-    budgets: list[str] = Field(min_length=1)
+    budgets: Budgets = Field(min_length=1)
     reading: Literal["per_query", "storage", "serving"] = "per_query"
-
-    @field_validator("budgets")
-    @classmethod
-    def _budgets(cls, budgets: list[str]) -> list[str]:
-        return [budget for budget in budgets if Protection.parse(budget)]
 
 
 class EvalConfig(Config):
@@ -141,14 +173,26 @@ class EvalConfig(Config):
     tracking: TrackingConfig
     suite: SuiteConfig
     protect: ProtectConfig
-    methods: list[str] = list(METHODS)
+    methods: list[str] = Field(list(METHODS), min_length=1)
     artifact: str = "auto"
     artifacts: str = "artifacts"
     output: str = "results"
     seed: int = 42
-    threads: int | None = None
+    threads: int | None = Field(None, ge=1)
 
     @field_validator("methods")
     @classmethod
     def _methods(cls, names: list[str]) -> list[str]:
         return _known_methods(names)
+
+    @model_validator(mode="after")
+    def _all_measured(self) -> EvalConfig:
+        passes = self.suite.passes
+        found = [name for item in passes for name in item.budgets or self.protect.budgets]
+        missing = [name for name in self.protect.budgets if name not in found]
+        if passes and missing:
+            raise RolaqError(
+                f"protect.budgets={missing}: no pass of suite.divergence or suite.ruler measures them; "
+                "add them to a pass or leave them out"
+            )
+        return self

@@ -52,21 +52,23 @@ def _units(session: Session, passes: list[DivergencePass]) -> Iterator[Unit]:
     documents = session.documents(session.cfg.data.test)
     check_disjoint(validation=session.documents(session.cfg.data.val), test=documents)
     session.results.meta["test_text"] = fingerprint(documents)
+    text = digest(fingerprint(documents), session.divergence.skip)
+    session.results.forget_text(session.target.name, text)
     for item in passes:
         chosen = session.documents(session.cfg.data.test, item.domains) if item.domains else documents
         for length in item.lengths:
             for domain, ids in crop(chosen, session.target.tokenizer, length, item.documents).items():
-                rows = [(run, _row(session, run, domain, ids)) for run in session.runs(item)]
+                rows = [(run, _row(session, run, domain, ids, text)) for run in session.runs(item)]
                 pending = [(run, row) for run, row in rows if not session.results.find("quality", row)]
                 if pending:
                     yield Unit(domain, ids, pending)
 
 
-def _row(session: Session, run: Run, domain: str, ids: Tensor) -> Row:
-    """The row of a run without its numbers."""
+def _row(session: Session, run: Run, domain: str, ids: Tensor, text: str) -> Row:
+    """The row of a run without its numbers; ``text`` marks rows that may be averaged together."""
     cfg, columns = session.divergence, session.columns(run)
     mark = digest(*columns.values(), cfg.skip, cfg.prefill, domain, ids.numpy().tobytes())
-    return {**columns, "domain": domain, "length": ids.shape[1], "fingerprint": mark}
+    return {**columns, "domain": domain, "length": ids.shape[1], "text": text, "fingerprint": mark}
 
 
 def _measure(session: Session, unit: Unit, bar: Progress[Any]) -> None:

@@ -36,6 +36,30 @@ def merge(table: str, old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
     return list(rows.values())
 
 
+def version_of(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A row's key and what it was made from: tells a forgotten row from a newer one in its place."""
+    return (*key_of(table, row), *(row.get(name) for name in ("method_id", "text", "fingerprint")))
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The content of a results file.
+
+    Raises:
+        RolaqError: damaged, or written by another version.
+    """
+    content = read_json(path)
+    damaged = RolaqError(f"{path} is damaged: move it away and run again")
+    if not isinstance(content, dict):
+        raise damaged
+    if content.get("format_version") != FORMAT_VERSION:
+        raise RolaqError(f"{path} is from another version of RoLaQ: move it away and run again")
+    tables = [content.get(table, []) for table in KEYS]
+    flat = all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in tables)
+    if not flat or not isinstance(content.get("meta", {}), dict):
+        raise damaged
+    return content
+
+
 def stamp() -> Row:
     """What every recorded row carries: commit, device, command and date (UTC)."""
     found = environment()
@@ -49,23 +73,31 @@ def stamp() -> Row:
 
 
 class Results:
-    """The tables of one model and suite, backed by ``<output>/<model>/<suite>.json``."""
+    """The tables of one model and suite, backed by ``<output>/<model>/<suite>.json``.
+
+    Other processes may write the same file: saving keeps their rows.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.meta: dict[str, Any] = {}
         self._rows: dict[str, dict[tuple[Any, ...], Row]] = {table: {} for table in KEYS}
+        self._added: dict[str, set[tuple[Any, ...]]] = {table: set() for table in KEYS}
+        self._forgotten: dict[str, set[tuple[Any, ...]]] = {table: set() for table in KEYS}
         self._stamp = stamp()
-        if self.path.exists():
-            self._read()
+        self._read()
 
     def _read(self) -> None:
-        content = read_json(self.path)
-        if content.get("format_version") != FORMAT_VERSION:
-            raise RolaqError(f"{self.path} is from another version of RoLaQ: move it away and run again")
-        self.meta = content.get("meta", {})
+        """Take the file's rows, but for those that were added or forgotten here."""
+        if not self.path.exists():
+            return
+        content = read_results(self.path)
+        self.meta = {**content.get("meta", {}), **self.meta}
         for table in KEYS:
-            self._rows[table] = {key_of(table, row): row for row in content.get(table, [])}
+            gone, added = self._forgotten[table], self._added[table]
+            there = [row for row in content.get(table, []) if version_of(table, row) not in gone]
+            mine = [row for key, row in self._rows[table].items() if key in added]
+            self._rows[table] = {key_of(table, row): row for row in merge(table, there, mine)}
 
     def rows(self, table: str) -> list[Row]:
         """All rows of a table."""
@@ -78,17 +110,34 @@ class Results:
 
     def forget(self, method: str, seed: int | None, method_id: str) -> None:
         """Drop a method's rows that were made with other weights or tensors than ``method_id``."""
-        for rows in (self._rows["quality"], self._rows["ruler"]):
-            mine = [key for key, row in rows.items() if (row["method"], row["seed"]) == (method, seed)]
-            for key in mine:
-                if rows[key]["method_id"] != method_id:
-                    del rows[key]
+        for table in ("quality", "ruler"):
+            for row in self.rows(table):
+                mine = (row.get("method"), row.get("seed")) == (method, seed)
+                if mine and row.get("method_id") != method_id:
+                    self._drop(table, row)
+
+    def forget_text(self, model: str, text: str) -> None:
+        """Drop a model's quality rows that say that they come from another ``text``."""
+        for row in self.rows("quality"):
+            if row.get("model") == model and row.get("text") not in (None, text):
+                self._drop("quality", row)
+
+    def _drop(self, table: str, row: Row) -> None:
+        """Remove a row, also from the file at the next save."""
+        key = key_of(table, row)
+        self._forgotten[table].add(version_of(table, row))
+        self._added[table].discard(key)
+        del self._rows[table][key]
 
     def add(self, table: str, row: Row) -> None:
         """Add or replace a row, stamped with commit, device, command and date."""
-        self._rows[table][key_of(table, row)] = {**row, **self._stamp}
+        key = key_of(table, row)
+        self._forgotten[table].discard(version_of(table, row))
+        self._added[table].add(key)
+        self._rows[table][key] = {**row, **self._stamp}
 
     def save(self) -> None:
-        """Write the file; a reader sees the old content or the new one."""
+        """Write the file, with what others wrote meanwhile; a reader sees the old content or the new one."""
+        self._read()
         tables = {table: self.rows(table) for table in KEYS}
         write_json(self.path, {"format_version": FORMAT_VERSION, "meta": self.meta, **tables})

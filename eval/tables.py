@@ -62,15 +62,30 @@ def methods(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return result
 
 
+def comparable(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
+    """Per setting, the rows whose ``columns`` every method (and seed) measured there has."""
+    found: dict[str, dict[Any, set[Any]]] = {}
+    for row in rows:
+        mine = found.setdefault(setting(row), {}).setdefault((row["method"], row["seed"]), set())
+        mine.add(tuple(row[name] for name in columns))
+    common = {name: set.intersection(*parts.values()) for name, parts in found.items()}
+    return [row for row in rows if tuple(row[name] for name in columns) in common[setting(row)]]
+
+
 def summary(quality: Sequence[Row], ruler: Sequence[Row]) -> list[Row]:
-    """Per method: bytes a token, and per setting mean KL, perplexity (geometric) and mean RULER score."""
+    """Per method: bytes a token, and per setting mean KL, perplexity (geometric) and mean RULER score.
+
+    KL and perplexity are over the domains and lengths that all methods have in that setting.
+    """
     result = []
+    pairs = {id(row) for row in comparable(quality, ("domain", "length"))}
     for method, rows in methods([*quality, *ruler]).items():
         line: Row = {"method": method, "bytes": next((r["bytes_per_token"] for r in rows if "kl" in r), None)}
         for name in settings([*quality, *ruler]):
             here = at(rows, name)
-            line[f"kl {name}"] = mean(row["kl"] for row in here if "kl" in row)
-            line[f"ppl {name}"] = geometric_mean(row["ppl"] for row in here if "ppl" in row)
+            shown = [row for row in here if id(row) in pairs]
+            line[f"kl {name}"] = mean(row["kl"] for row in shown)
+            line[f"ppl {name}"] = geometric_mean(row["ppl"] for row in shown)
             line[f"ruler {name}"] = mean(row["score"] for row in here if "score" in row)
         result.append(line)
     return result

@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 MINIATURE = [
     "model=auto", "model.path=model", "data=local", "data.root=data", "data.val=[data/val.jsonl]",
     "data.test=[data/test.jsonl]", "tracking=none", "threads=1", "suite.gain_sweep.length=64",
+    'protect.budgets=["0+0","4+16"]',
     'suite.divergence.passes=[{budgets: ["0+0"], lengths: [48, 96], documents: 1},'
     ' {budgets: ["4+16"], lengths: [96], documents: 2}]',
 ]  # fmt: skip

@@ -65,6 +65,65 @@ def test_another_format_is_refused(tmp_path):
         Results(tmp_path / "r.json")
 
 
+def test_two_processes_keep_each_others_rows(tmp_path):
+    start = Results(tmp_path / "r.json")
+    start.add("quality", quality("rolaq", method_id="old"))
+    start.add("quality", quality("rtn", kl=1.0))
+    start.save()
+    one, two = Results(start.path), Results(start.path)
+    one.forget("rolaq", None, "new")
+    one.add("quality", quality("oscar", kl=2.0))
+    one.save()
+    two.add("quality", quality("oscar", kl=3.0))
+    two.add("ruler", ruler("rtn"))
+    two.save()
+    assert {row["method"]: row["kl"] for row in Results(start.path).rows("quality")} == {"rtn": 1, "oscar": 3}
+    one.save()
+    again = Results(start.path)
+    assert {row["method"]: row["kl"] for row in again.rows("quality")} == {"rtn": 1, "oscar": 2}
+    assert len(again.rows("ruler")) == 1
+
+
+def test_a_forgotten_row_stays_away_but_not_its_successor(tmp_path):
+    start = Results(tmp_path / "r.json")
+    start.add("quality", quality("rolaq", method_id="old"))
+    start.save()
+    mine, other = Results(start.path), Results(start.path)
+    mine.forget("rolaq", None, "new")
+    mine.save()
+    assert Results(start.path).rows("quality") == []
+    other.add("quality", quality("rolaq", method_id="new"))
+    other.save()
+    mine.save()
+    assert [row["method_id"] for row in Results(start.path).rows("quality")] == ["new"]
+
+
+def test_rows_of_another_text_are_forgotten(tmp_path):
+    results = Results(tmp_path / "r.json")
+    for length, more in enumerate(({}, {"text": "a"}, {"text": "b"}, {"text": "a", "model": "other"})):
+        results.add("quality", quality("rtn", length=length, **more))
+    results.save()
+    results.forget_text("m", "b")
+    results.save()
+    assert [row["length"] for row in Results(results.path).rows("quality")] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("content", ["[]", "{V, 'quality': {}}", "{V, 'ruler': [1]}", "{V, 'meta': []}"])
+def test_a_damaged_file_is_one_line(tmp_path, content):
+    path = tmp_path / "r.json"
+    path.write_text(content.replace("V", "'format_version': 1").replace("'", '"'))
+    with pytest.raises(RolaqError, match=r"r.json is damaged: move it away and run again"):
+        Results(path)
+
+
+def test_summary_averages_what_all_methods_have():
+    rows = [quality("rtn", kl=1.0), quality("rtn", kl=9.0, length=1024), quality("rolaq", kl=0.5)]
+    rows += [quality("rtn", kl=2.0, budget="4+8", length=1024)]
+    rtn, rolaq = summary(rows, [])
+    assert (rtn["kl 0+0"], rolaq["kl 0+0"]) == (1.0, 0.5)
+    assert (rtn["kl 4+8"], rolaq["kl 4+8"]) == (2.0, None)
+
+
 def test_merge_replaces_by_key():
     old = [quality("rtn", kl=1.0), quality("oscar", kl=2.0)]
     new = [quality("rtn", kl=3.0), quality("rtn", budget="4+8", kl=4.0)]
