@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rolaq.common.config import Config
 from rolaq.common.errors import RolaqError, one_line
 
 VARIABLE = "ROLAQ_SERVE"
@@ -15,7 +14,7 @@ PLUGIN = "rolaq"
 MAX_PROTECTED = 64  # rows of one sequence's window that the decode kernel reads exactly
 
 
-class Settings(Config):
+class Settings(BaseModel):
     """Settings of the packed pool.
 
     Attributes:
@@ -26,6 +25,8 @@ class Settings(Config):
         slots: most requests that run at once; each holds ``recent`` rows per layer.
         page_size: tokens of a page; all sinks of a sequence lie in its first page.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     artifact: str
     sink: int = Field(default=4, ge=0)
