@@ -5,6 +5,7 @@ Runs in an environment whose Transformers caches latents (5.17 or later), which 
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ from rolaq.common.errors import RolaqError
 from rolaq.common.files import find, read_json
 from rolaq.common.models import load_model
 from rolaq.quant.adapters.attach import attach
+from rolaq.quant.adapters.hooks import CACHE_NAMES
 from rolaq.quant.artifact import Artifact
 from rolaq.quant.protection import Protection
 from rolaq.serve.bench.config import BenchConfig
@@ -99,13 +101,18 @@ def simulate(model: Any, group: Sequence[Served]) -> Iterator[tuple[Span, Tensor
 
     ids = torch.tensor([item.tokens for item in group], device=model.device)
     cache, spans = DynamicCache(config=model.config), group[0].spans
+    given = {cache_name(model): cache, "use_cache": True}
     with torch.no_grad():
         if cached := spans[0][0]:
-            model(ids[:, :cached], past_key_values=cache, use_cache=True)
+            model(ids[:, :cached], **given)
             settle(cache)
         for begin, end in spans:
-            out = model(ids[:, begin:end], past_key_values=cache, use_cache=True)
-            yield (begin, end), out.logits[:, -1].float()
+            yield (begin, end), model(ids[:, begin:end], **given).logits[:, -1].float()
+
+
+def cache_name(model: Any) -> str:
+    """What this Transformers calls the cache that a forward is given."""
+    return next(name for name in CACHE_NAMES if name in inspect.signature(type(model).forward).parameters)
 
 
 @dataclass

@@ -51,7 +51,7 @@ def tokens(cfg: BenchConfig, count: int) -> list[int]:
     tokenizer = load_tokenizer(ModelConfig(name=cfg.tiny.name, path=cfg.tiny.path))
     found: list[int] = []
     for document in read_documents(cfg.tiny.text):
-        found += tokenizer(document.text, add_special_tokens=False)["input_ids"]
+        found += tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
         if len(found) >= count:
             break
     if not found:

@@ -24,6 +24,7 @@ from rolaq.serve.bench.traffic import Traffic
 
 BUDGET = "4+16"
 OUTPUT = 24  # tokens of a probe
+PAGE = 64
 PAUSE_S = 3.0  # between two rounds of probes
 # prompts below a page never come from the prefix cache, the others may
 LENGTHS = (12, 40, 60, 63, 100, 200, 330, 500, 700, 900, 1200, 1500)
@@ -57,7 +58,7 @@ async def soak(cfg: BenchConfig, running: Server) -> list[Row]:
         clients = [asyncio.create_task(traffic.client(client)) for _ in range(cfg.soak.clients)]
         verdicts, errors = await probe(client, cfg, texts, isolated, stop)
         await asyncio.gather(*clients)
-        left = await at_rest(client)
+        left = await at_rest(client, context)
     return rows_of(cfg, traffic, verdicts, [*errors, *traffic.wrong], left)
 
 
@@ -92,16 +93,16 @@ async def probe(
     return verdicts, errors
 
 
-async def at_rest(client: Client) -> dict[str, Any]:
+async def at_rest(client: Client, context: int) -> dict[str, Any]:
     """After a flush: tokens and requests that the scheduler still counts, its capacity, and its retractions."""
     await client.flush(120)
     load = (await client.get("/v1/loads"))["loads"][0]
     state = (await client.get("/server_info"))["internal_states"][0]
     metrics = str(await client.get("/metrics"))
     retracted = re.findall(r"^sglang:num_retracted_requests_total\S* (\S+)", metrics, re.MULTILINE)
-    # a prompt of most of the pool: had slots been lost, there would be no room for it
-    room = int(load["max_total_num_tokens"])
-    answers = await gather(client.stream([20 + n] * 1000, 8) for n in range(room // 1100))
+    # all of the pool again: had slots been lost, there would be no room
+    length, room = context // 2, int(load["max_total_num_tokens"])
+    answers = await gather(client.stream([20 + n] * length, 8) for n in range(room // (length + 2 * PAGE)))
     return {
         "tokens": load["num_used_tokens"], "running": load["num_running_reqs"], "waiting": load["num_waiting_reqs"],
         "retracted": sum(map(float, retracted)), "pool": state.get("rolaq", {}), "refilled": len(answers),

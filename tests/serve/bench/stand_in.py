@@ -92,6 +92,8 @@ class StandIn:
         self.running += 1
         try:
             return await (self.streamed if body.get("stream") else self.whole)(request, body)
+        except ConnectionResetError:  # the client went away
+            return web.Response()
         finally:
             self.running -= 1
             self.served += 1

@@ -25,7 +25,11 @@ def written():
     slots = torch.randperm(64)[:N]
     rows = torch.zeros(64, SPEC.bytes_per_token(D, DR), dtype=torch.uint8)
     rows[slots] = write_reference(latents, rope, rotation, threshold=THRESHOLD, gain=GAIN)[0]
-    tensors = {"rotation": rotation[None], "threshold": torch.tensor([THRESHOLD]), "gain": torch.tensor([GAIN])}
+    tensors = {
+        "rotation": rotation[None],
+        "threshold": torch.tensor([THRESHOLD]),
+        "gain": torch.tensor([GAIN]),
+    }
     pool = SimpleNamespace(artifact=SimpleNamespace(**tensors), spec=SPEC, rows=lambda _: rows, all_rows=rows)
     return pool, slots, latents, rope
 
@@ -56,7 +60,7 @@ def test_changed_codes_are_found_unless_on_a_boundary(written):
 
 
 def test_a_code_on_a_boundary_counts_apart(written):
-    pool, slots, latents, rope = written
+    pool, _, latents, rope = written
     z = rotated_latents(latents, pool.artifact.rotation[0])
     z[0] = torch.tensor([-1.0, 1.0]).repeat(D // 2) * 0.7  # one deviation from the mean
     want, shifted = encode(z, 1.0 - 1e-6, GAIN), encode(z, 1.0 + 1e-6, GAIN)

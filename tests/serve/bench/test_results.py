@@ -16,7 +16,11 @@ def rows():
             {**common, **figure("capacity", 1e6 * speed, "tokens")},
             *({**common, **figure("decode", 600 * speed / n, "tok/s", 4, 1024 * n, 128)} for n in (1, 2, 4)),
             {**common, **figure("decode_interval", 90 * speed, "tok/s", 4, 1024, 4096, output_from=2048)},
-            *({**common, **figure(f"ttft_p{q}", n / speed, "s", n, 512, 8)} for q in (50, 99) for n in (1, 8)),
+            *(
+                {**common, **figure(f"ttft_p{q}", n / speed, "s", n, 512, 8)}
+                for q in (50, 99)
+                for n in (1, 8)
+            ),
         ]
     found[-1] = {**found[-1], "bound": "at least"}
     return found
@@ -40,7 +44,9 @@ def test_a_foreign_file_is_not_overwritten(tmp_path):
 
 
 def test_ratios_are_above_one_where_int2_is_better():
-    found = {(r["figure"], r["against"], r["requests"], r["input_tokens"]): r["ratio"] for r in ratios(rows())}
+    found = {
+        (r["figure"], r["against"], r["requests"], r["input_tokens"]): r["ratio"] for r in ratios(rows())
+    }
     assert found["decode", "bf16-triton", 4, 2048] == pytest.approx(2.7)
     assert found["ttft_p99", "bf16-flashmla", 8, 512] == pytest.approx(1.5)
     assert found["capacity", "bf16-triton", None, None] == pytest.approx(2.7)

@@ -54,7 +54,9 @@ def test_burst_waits_for_first_tokens_alone(settings):
 
 
 def test_a_burst_that_is_cut_off_gives_bounds(settings):
-    cfg = settings("ttft.requests=[1,8]", "ttft.input_tokens=50", "ttft.output_tokens=8", "server.context=512")
+    cfg = settings(
+        "ttft.requests=[1,8]", "ttft.input_tokens=50", "ttft.output_tokens=8", "server.context=512"
+    )
     rows = measured(StandIn(prefill=0.006), lambda client: ttft(client, cfg, 0.75))
     late = [row for row in rows if row.get("bound") == "at least"]
     assert [row["requests"] for row in late] == [8, 8] or [row["figure"] for row in late] == ["ttft_p99"]
@@ -73,7 +75,7 @@ def test_capacity_without_protection_from_the_same_bytes(settings):
         plain = capacity(Server(url, None), cfg, cfg.implementations["bf16-triton"])
         packed = capacity(Server(url, None), cfg, cfg.implementations["int2"])
     assert [row["value"] for row in plain] == [64000]
-    assert [row["value"] for row in packed][0] == 64000 and packed[1]["budget"] == "0+0"
+    assert packed[0]["value"] == 64000 and packed[1]["budget"] == "0+0"
     # 4 x 1024 sink rows and 16 x 257 recent ones of 27 layers, 1 KiB each, in rows of 27 x 288 bytes and a tag
     freed = (4 * 1024 + 16 * 257) * (27 * 1024 + 4)
     assert packed[1]["value"] == (64000 + freed // (27 * 288 + 4)) // 64 * 64
