@@ -66,6 +66,7 @@ def expand(module: Any, latents: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
     """Keys `[n, H, nope + d_r]` and values `[n, H, v]` of cached latents `[n, d]` in the rotated basis and RoPE
     keys `[n, d_r]`, by the folded projections: reading a prefix needs no rotation either."""
     heads, nope, d = module.w_kc.shape
+    latents = latents.to(module.w_kc.dtype)
     keys = latents.new_empty(len(latents), heads, nope + rope.shape[-1])
     keys[..., :nope] = torch.bmm(latents.expand(heads, -1, -1), module.w_kc.transpose(1, 2)).transpose(0, 1)
     keys[..., nope:] = rope[:, None]

@@ -42,7 +42,7 @@ def store(
         )  # fmt: skip
         return
     packed, rotated = write_reference(
-        latents, rope, layer.rotation, threshold=layer.threshold, gain=layer.gain, spec=spec
+        latents, rope.bfloat16(), layer.rotation, threshold=layer.threshold, gain=layer.gain, spec=spec
     )
     rows[slots.long()] = packed
     kept = exact_row >= 0
