@@ -78,7 +78,9 @@ def verify(artifact: Artifact, identity: ModelIdentity, weights: str | None, whe
     """
     expected = artifact.config.model
     verify_model(
-        expected, identity.model_copy(update={"weights": expected.weights if weights is None else weights}), where
+        expected,
+        identity.model_copy(update={"weights": expected.weights if weights is None else weights}),
+        where,
     )
 
 

@@ -38,6 +38,7 @@ def expected(artifact: Artifact, settings: Settings) -> dict[str, Any]:
         "sink_entries": settings.sink_entries,
         "slots": settings.slots,
         "page_size": settings.page_size,
+        "missing_hooks": [],
     }
 
 
@@ -49,11 +50,15 @@ def check_states(info: dict[str, Any], wanted: dict[str, Any], copies: int) -> l
     """
     states = info.get("internal_states") or []
     if len(states) != copies:
-        raise RolaqError(f"the server has {len(states)} copies of the model, {copies} were asked for (server.dp)")
+        raise RolaqError(
+            f"the server has {len(states)} copies of the model, {copies} were asked for (server.dp)"
+        )
     for number, state in enumerate(states):
         block, where = state.get(PLUGIN), f"copy {number} of the model" if copies > 1 else "the server"
         if not block:
-            raise RolaqError(f"{where} does not use the packed cache: the plugin did not load, see the log above")
+            raise RolaqError(
+                f"{where} does not use the packed cache: the plugin did not load, see the log above"
+            )
         for key, value in wanted.items():
             if block.get(key) != value:
                 raise RolaqError(f"{where} has {key}={block.get(key)!r}, {value!r} was asked for")
@@ -68,7 +73,9 @@ def _check_tokens(block: dict[str, Any], state: dict[str, Any], where: str) -> N
     if tokens <= 0 or tokens != sglang:
         raise RolaqError(f"{where} holds {tokens} tokens in the packed pool, SGLang counts {sglang}")
     if block.get("pool_bytes") != total + tokens * block["bytes_per_token"]:
-        raise RolaqError(f"{where} takes {block.get('pool_bytes')} bytes for {tokens} tokens: not what was planned")
+        raise RolaqError(
+            f"{where} takes {block.get('pool_bytes')} bytes for {tokens} tokens: not what was planned"
+        )
 
 
 def generate(client: Client, copies: int, vocabulary: int) -> None:
@@ -80,13 +87,20 @@ def generate(client: Client, copies: int, vocabulary: int) -> None:
     prompt = [1 + i % min(97, vocabulary - 1) for i in range(PROMPT)]
     sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
     for number in range(copies):
-        body = {"input_ids": prompt, "sampling_params": sampling}
+        body: dict[str, Any] = {"input_ids": prompt, "sampling_params": sampling}
         if copies > 1:
             body["routed_dp_rank"] = number
         answer = client.post("/generate", body)
         made = (answer.get("meta_info") or {}).get("completion_tokens") if isinstance(answer, dict) else None
         if made != NEW:
             raise RolaqError(f"a test generation gave {made} tokens in place of {NEW}, see the log above")
+
+
+def check_written(blocks: list[dict[str, Any]]) -> None:
+    """Raise `RolaqError` unless what was generated has left its protected rows in every copy's pool."""
+    for number, block in enumerate(blocks):
+        if block["sink"] + block["recent"] and not block["protected_rows_used"]:
+            raise RolaqError(f"copy {number} of the model generated text without writing to the packed pool")
 
 
 def check_key(client: Client) -> None:

@@ -72,7 +72,10 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "attention_backend": ((PLUGIN,), "only this backend reads packed rows"),
     "prefill_attention_backend": ((None, PLUGIN), "only this backend reads packed rows"),
     "decode_attention_backend": ((None, PLUGIN), "only this backend reads packed rows"),
-    "kv_cache_dtype": (("auto", "bfloat16", "bf16"), "packed rows are 2-bit already; protected ones are BF16"),
+    "kv_cache_dtype": (
+        ("auto", "bfloat16", "bf16"),
+        "packed rows are 2-bit already; protected ones are BF16",
+    ),
     "dtype": (("auto", "bfloat16"), "the kernels compute in BF16"),
     "disaggregation_mode": (("null", None), ROLES),
     "weight_cache_mode": (("off",), MOVED),
@@ -128,7 +131,9 @@ def _refuse_lora(server_args: Any) -> None:
 def _refuse_layout(server_args: Any, settings: Settings) -> None:
     page, requests = server_args.page_size, server_args.max_running_requests
     if page != settings.page_size:
-        raise RolaqError(f"--page-size {page}: the packed pool was laid out for pages of {settings.page_size}")
+        raise RolaqError(
+            f"--page-size {page}: the packed pool was laid out for pages of {settings.page_size}"
+        )
     if requests is None or requests > settings.slots:
         raise RolaqError(
             f"--max-running-requests {requests}: the packed pool has rows for {settings.slots} requests; "
@@ -146,7 +151,9 @@ def parse(arguments: list[str]) -> SimpleNamespace:
             name = name.replace("-", "_")
             fields[name] = [value] if equals else []
         elif name is None:
-            raise RolaqError(f"server.args starts with {word!r}: options of sglang.launch_server start with --")
+            raise RolaqError(
+                f"server.args starts with {word!r}: options of sglang.launch_server start with --"
+            )
         else:
             fields[name].append(word)
     return SimpleNamespace(**{k: v[0] if len(v) == 1 else v or True for k, v in fields.items()})
