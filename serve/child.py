@@ -103,7 +103,7 @@ class Child:
 
     def reason(self) -> str:
         """Why it ended: the last error of its log, RoLaQ's own first; else the last line."""
-        self._reader.join(timeout=2)
+        self._reader.join(timeout=1)
         failures = [line for line in self._lines if FAILURE.search(line)]
         ours = [line for line in failures if "RolaqError: " in line]
         if ours:

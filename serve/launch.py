@@ -25,7 +25,7 @@ from rolaq.serve.config import KEY_VARIABLE, LOOPBACK, ServeConfig, ServerConfig
 from rolaq.serve.settings import PLUGIN, Settings
 
 LAUNCH = (sys.executable, "-m", "sglang.launch_server")
-PERIOD = 10.0  # seconds between two lines of progress
+PAUSE, PERIOD = 1.0, 10.0  # seconds between two looks at the server, and two lines of progress
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def key_file(key: str | None) -> Iterator[list[str]]:
         yield ["--config", str(path)]
 
 
-def wait_ready(child: Child, client: Client, timeout: float, pause: float = 1.0) -> float:
+def wait_ready(child: Child, client: Client, timeout: float) -> float:
     """Wait until the server is up; returns the seconds it took.
 
     Raises:
@@ -109,7 +109,7 @@ def wait_ready(child: Child, client: Client, timeout: float, pause: float = 1.0)
         if now - told >= PERIOD:
             told = now
             print(f"[rolaq] {now - began:.0f} s: {child.stage}", file=sys.stderr, flush=True)
-        time.sleep(pause)
+        time.sleep(PAUSE)
     if (status := child.poll()) is not None:
         raise ended(child, status)
     return time.monotonic() - began
