@@ -87,7 +87,9 @@ class RolaqBackend(AttentionBackend):
         """Decode: page table, windows and plan, from the batch's device tensors alone."""
         if forward_batch.forward_mode.is_decode():
             self.step = self._step(
-                forward_batch.req_pool_indices.long(), forward_batch.seq_lens, forward_batch.out_cache_loc.long()
+                forward_batch.req_pool_indices.long(),
+                forward_batch.seq_lens,
+                forward_batch.out_cache_loc.long(),
             )
 
     def _step(self, request: Tensor, lengths: Tensor, slots: Tensor) -> Step:
@@ -101,11 +103,14 @@ class RolaqBackend(AttentionBackend):
             return Step(table, lengths, exact_row, protected, None, None)
         s = self.windows
         counts = protected.counts if s.sink + s.recent else None
-        plan = make_plan(
-            lengths, counts, sink=s.sink, recent=s.recent, blocks=column_blocks(1, self.heads)
-        )
+        plan = make_plan(lengths, counts, sink=s.sink, recent=s.recent, blocks=column_blocks(1, self.heads))
         return Step(
-            table, lengths, exact_row, protected, plan, make_workspace(plan, 1, self.heads, self.pool.kv_lora_rank)
+            table,
+            lengths,
+            exact_row,
+            protected,
+            plan,
+            make_workspace(plan, 1, self.heads, self.pool.kv_lora_rank),
         )
 
     def _protected(self, request: Tensor, length: Tensor) -> Protected:
@@ -177,7 +182,9 @@ class RolaqBackend(AttentionBackend):
             RolaqError: the model asks for absorbed prefill, which this backend does not do.
         """
         if q_rope is not None or k_rope is not None or self.chunk is None:
-            raise RolaqError("absorbed prefill over the packed cache is not supported: report the model and options")
+            raise RolaqError(
+                "absorbed prefill over the packed cache is not supported: report the model and options"
+            )
         now, n, scale = self.chunk, len(self.chunk.exact_row), layer.scaling
         padding = len(q) - n  # of data-parallel attention
         q, k, v = q[:n], k[:n], v[:n]
