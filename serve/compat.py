@@ -33,3 +33,10 @@ def memory_saver(configurator: Any) -> bool:
     from sglang.srt.runtime_context import get_exec
 
     return bool(get_exec().features.enable_memory_saver)
+
+
+def resolution() -> str:
+    """The method of `ServerArgs` after which its options are resolved: construction, later a step of its own."""
+    from sglang.srt.server_args import ServerArgs
+
+    return "resolve_once" if hasattr(ServerArgs, "resolve_once") else "__post_init__"

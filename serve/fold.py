@@ -54,7 +54,9 @@ def fold_model(model: nn.Module, artifact: Artifact) -> int:
             continue
         keys, values = _plain(module, "w_kc"), _plain(module, "w_vc")
         if keys.shape[-1] != d:
-            raise RolaqError(f"layer {i} has latents of {keys.shape[-1]}, the artifact of {d}: calibrate this model")
+            raise RolaqError(
+                f"layer {i} has latents of {keys.shape[-1]}, the artifact of {d}: calibrate this model"
+            )
         rotation = artifact.rotation[i]
         keys.copy_(fold(keys, rotation))
         values.copy_(fold(values.transpose(1, 2), rotation).transpose(1, 2))

@@ -61,7 +61,7 @@ def artifact() -> Artifact:
 def _hook(settings: Settings) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from rolaq.serve import sizes
+    from rolaq.serve import sizes, watch
 
     runner = "sglang.srt.model_executor.model_runner.ModelRunner"
     configurator = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
@@ -71,9 +71,7 @@ def _hook(settings: Settings) -> None:
     HookRegistry.register(sizing, sizes.create, HookType.REPLACE)
     HookRegistry.register(f"{configurator}._build_mla_kv_pool", sizes.build, HookType.REPLACE)
     HookRegistry.register(minicpm3, _minicpm3, HookType.REPLACE)
-    HookRegistry.register(
-        "sglang.srt.managers.scheduler.Scheduler.get_internal_state", _describe, HookType.AFTER
-    )
+    watch.hook(settings)
 
 
 def _fold(result: Any, runner: Any, *arguments: Any, **named: Any) -> None:
@@ -86,10 +84,3 @@ def _minicpm3(*arguments: Any, **named: Any) -> Any:
     from rolaq.serve.minicpm3 import forward
 
     return forward(*arguments, **named)
-
-
-def _describe(result: Any, scheduler: Any, *arguments: Any, **named: Any) -> Any:
-    from rolaq.serve.metrics import describe
-
-    result.internal_state[PLUGIN] = describe(scheduler.tp_worker.model_runner.attn_backend)
-    return result

@@ -41,7 +41,9 @@ class PackedPool(MLATokenToKVPool):
         # A pipeline stage holds its own layers alone.
         own = range(self.start_layer, self.start_layer + self.layer_num)
         self.layers = [
-            ops.Layer(artifact.rotation[i], artifact.threshold[i].item(), artifact.gain[i].item(), self.device)
+            ops.Layer(
+                artifact.rotation[i], artifact.threshold[i].item(), artifact.gain[i].item(), self.device
+            )
             for i in own
         ]
         self.pending: dict[int, Pending] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -52,6 +53,15 @@ class Settings(BaseModel):
     def environment(self) -> dict[str, str]:
         """The variables that turn the plugin on in SGLang's processes."""
         return {VARIABLE: self.model_dump_json(), "SGLANG_PLUGINS": PLUGIN}
+
+    @classmethod
+    def checked(cls, **values: Any) -> Settings:
+        """Settings from plain values; a `RolaqError` says which of them cannot be served."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise RolaqError(one_line(first["msg"]).removeprefix("Value error, ")) from error
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings | None:

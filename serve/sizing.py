@@ -44,11 +44,21 @@ class Sizing:
         return self.sink_entries * self.sink + (self.slots + 1) * self.recent
 
     @property
+    def protected_bytes(self) -> int:
+        """Bytes of the BF16 rows and their tags: an owner each and one more, when each place for sinks was last
+        used, and the clock (`windows.Windows`)."""
+        tags = self.protected_rows + 1 + (max(self.sink_entries, 1) if self.sink else 1) + 1
+        return self.protected_rows * self.layers * self.d * BF16_BYTES + tags * TAG_BYTES
+
+    @property
+    def rotation_bytes(self) -> int:
+        """Bytes of the rotations on a GPU."""
+        return self.layers * ROTATION_PARTS * self.d * self.d * BF16_BYTES
+
+    @property
     def fixed(self) -> int:
-        """Bytes that do not grow with the tokens: BF16 rows and tags, rotations, SGLang's padding page."""
-        rows = self.protected_rows * (self.layers * self.d * BF16_BYTES + TAG_BYTES)
-        rotations = self.layers * ROTATION_PARTS * self.d * self.d * BF16_BYTES
-        return rows + rotations + self.page_size * self.per_token
+        """Bytes that do not grow with the tokens: protected rows, rotations, SGLang's padding page."""
+        return self.protected_bytes + self.rotation_bytes + self.page_size * self.per_token
 
     def tokens(self, available_bytes: int) -> int:
         """Tokens that fit into ``available_bytes``, in whole pages; 0 where not even the fixed part fits."""

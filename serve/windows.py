@@ -121,9 +121,11 @@ class Windows:
         self.row_of[slot] = -1
 
     def in_use(self) -> dict[str, int]:
-        """How many exact rows slots refer to now: sinks, recent tokens."""
-        row = self.exact_row(torch.arange(len(self.row_of), device=self.row_of.device))
-        return {"sinks": int((row >= self.base).sum()), "recent": int(((row >= 0) & (row < self.base)).sum())}
+        """How many exact rows stand for a token now: sinks, recent tokens."""
+        row = torch.arange(self.rows, device=self.owner.device)
+        slot = self.owner[:-1].long()
+        used = (slot >= 0) & (self.row_of[slot] == row)
+        return {"sinks": int(used[self.base :].sum()), "recent": int(used[: self.base].sum())}
 
     def _entry(self, first: Tensor) -> Tensor:
         """The place of a sequence's sinks, told from its first token's slot; -1 where it lost it."""

@@ -15,7 +15,9 @@ PAGE = 8
 class Model:
     """A cache of `pages` pages in which a token's latent is a unique number; `exact` are the protected rows."""
 
-    def __init__(self, sink: int, recent: int, entries: int, seed: int, pages: int = 40, requests: int = 5) -> None:
+    def __init__(
+        self, sink: int, recent: int, entries: int, seed: int, pages: int = 40, requests: int = 5
+    ) -> None:
         self.random = random.Random(seed)
         self.windows = Windows(pages * PAGE, requests, sink, recent, entries, "cpu")
         self.latent = torch.zeros(pages * PAGE, dtype=torch.int64)
@@ -46,7 +48,11 @@ class Model:
         need = -(-total // PAGE) - len(prefix) // PAGE
         while len(self.free_pages) < need and self.cached:
             self.evict()
-        if not self.free_requests or len(self.free_pages) < need or any(s // PAGE in self.free_pages for s in prefix):
+        if (
+            not self.free_requests
+            or len(self.free_pages) < need
+            or any(s // PAGE in self.free_pages for s in prefix)
+        ):
             return
         request = self.free_requests.pop(self.random.randrange(len(self.free_requests)))
         self.running[request], self.written[request] = list(prefix), len(prefix)
@@ -74,7 +80,12 @@ class Model:
                 continue
             page = have[-1] // PAGE if len(have) % PAGE else self.free_pages.pop()
             have.append(page * PAGE + len(have) % PAGE)
-            at = torch.tensor([request]), torch.tensor([len(have) - 1]), torch.tensor(have[-1:]), torch.tensor(have[:1])
+            at = (
+                torch.tensor([request]),
+                torch.tensor([len(have) - 1]),
+                torch.tensor(have[-1:]),
+                torch.tensor(have[:1]),
+            )
             self.put(have[-1:], self.windows.write_step(*at))
 
     def end(self) -> None:
@@ -106,12 +117,16 @@ class Model:
         for i in range(s):
             assert self.exact[where[0, i]] == self.latent[have[i]], "stale sink"
         for k in range(r):
-            assert self.exact[where[0, w.sink + w.recent - 1 - k]] == self.latent[have[n - 1 - k]], "stale recent row"
+            assert self.exact[where[0, w.sink + w.recent - 1 - k]] == self.latent[have[n - 1 - k]], (
+                "stale recent row"
+            )
         assert r == max(min(w.recent, n - max(self.written[request], w.sink)), 0)
         return s, r
 
 
-@pytest.mark.parametrize(("sink", "recent", "entries"), [(4, 5, 12), (4, 16, 9), (0, 5, 3), (3, 0, 9), (0, 0, 1), (4, 5, 2)])
+@pytest.mark.parametrize(
+    ("sink", "recent", "entries"), [(4, 5, 12), (4, 16, 9), (0, 5, 3), (3, 0, 9), (0, 0, 1), (4, 5, 2)]
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_stale_row_is_ever_read(sink: int, recent: int, entries: int, seed: int) -> None:
     model = Model(sink, recent, entries, seed)
@@ -130,7 +145,9 @@ def test_no_stale_row_is_ever_read(sink: int, recent: int, entries: int, seed: i
             model.step()
         for request, have in model.running.items():
             s, _ = model.check(request)
-            if model.written[request] == 0 and entries >= 9:  # more places than requests: never lost while running
+            if (
+                model.written[request] == 0 and entries >= 9
+            ):  # more places than requests: never lost while running
                 assert s == min(sink, len(have))
 
 
