@@ -184,7 +184,9 @@ class CpuEngine:
             add(req, *arguments, **more)
 
         def run_batch(batch: Any, *arguments: Any, **more: Any) -> Any:
-            seen = [(req.rid, length) for req, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True)]
+            seen = [
+                (req.rid, length) for req, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True)
+            ]
             result = run(batch, *arguments, **more)
             for (rid, length), row in zip(seen, result.logits_output.next_token_logits, strict=True):
                 self.logits.setdefault(rid, {})[length] = row.clone()
