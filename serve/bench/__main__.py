@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import signal
+import sys
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -41,6 +43,8 @@ def measure(cfg: BenchConfig) -> list[Row]:
 def run(raw: DictConfig) -> None:
     """Measure, write the rows, draw, and print the table."""
     cfg = resolve(raw, BenchConfig)
+    # a terminated bench ends its servers, as an interrupted one does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for name in cfg.use:
         lookup("implementation", name, cfg.implementations)
     rows = stamp(measure(cfg))

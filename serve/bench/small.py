@@ -20,6 +20,7 @@ from rolaq.serve.bench.server import Server, flags, free_port, launched, started
 from rolaq.serve.bench.speed import settings
 
 SLOTS, SINKS = 64, 256
+MEMORY = 0.6  # a bound: the pools are small, and several such servers share a GPU
 BATCHES = [1, 2, 4, 8, 16, 32, 64]
 STOCK = "bf16-triton"
 
@@ -29,7 +30,7 @@ def arguments(cfg: BenchConfig, budget: str | None, **more: Any) -> dict[str, An
     name = "int2" if budget else STOCK
     common = {key: value for key, value in cfg.server.args.items() if key != "stream_interval"}
     return {
-        "model_path": find(cfg.tiny.path), "dtype": "bfloat16", "mem_fraction_static": 0.2,
+        "model_path": find(cfg.tiny.path), "dtype": "bfloat16", "mem_fraction_static": MEMORY,
         "max_running_requests": SLOTS, "max_total_tokens": 131072, "cuda_graph_bs_decode": BATCHES,
         **common, **cfg.implementations[name].args, **cfg.tiny.args, **more,
     }  # fmt: skip
@@ -58,7 +59,7 @@ def launcher(
     words = flags({**cfg.server.args, "cuda_graph_bs_decode": BATCHES, **cfg.tiny.args, **options})
     overrides = {
         "model": cfg.tiny.name, "artifact": find(cfg.tiny.artifact), "budget": budget, "server.port": port,
-        "server.slots": SLOTS, "server.sink_entries": SINKS, "server.memory_fraction": 0.2,
+        "server.slots": SLOTS, "server.sink_entries": SINKS, "server.memory_fraction": MEMORY,
         "server.chunked_prefill": 512, "server.args": f"[{','.join(words)}]",
     }  # fmt: skip
     command = [sys.executable, "-m", "rolaq.serve", *(f"{key}={value}" for key, value in overrides.items())]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rolaq.common.errors import RolaqError, lookup, one_line
-from rolaq.common.files import find
+from rolaq.common.files import find, write_json
 from rolaq.quant.protection import Protection
 from rolaq.serve.bench.client import Client, connect
 from rolaq.serve.bench.config import BenchConfig, Implementation
@@ -122,10 +122,14 @@ class Speed:
         for row in rows:
             self.rows.append({**common, **row})
             print(f"{name}: {row['figure']} {_about(row)} {row['value']:.6g} {row['unit']}", flush=True)
+        write_json(self.folder / "partial.json", self.rows)  # what a stopped run leaves
 
 
 def _about(row: Row) -> str:
-    return f"{row['requests'] or ''} × {row['input_tokens'] or ''}" if row.get("input_tokens") else ""
+    where = (
+        f"{row['requests']} × {row['input_tokens']}" if row.get("input_tokens") else row.get("budget") or ""
+    )
+    return f"{where} {row.get('bound', '')}".strip()
 
 
 def server_arguments(cfg: BenchConfig) -> dict[str, Any]:
