@@ -25,7 +25,7 @@ STAGES = (  # words of SGLang's log, and what the server is doing from then on
     ("CUDA graph end", "warming up"),
     ("Application startup complete", "warming up"),
 )
-FAILURE = re.compile(r"\b(?:\w+\.)*(\w*(?:Error|Exception|Interrupt)): |\berror: ")
+FAILURE = re.compile(r"\b(?:\w+\.)*\w*(?:Error|Exception): |\berror: |\bSubprocess \w+ .*crashed")
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 

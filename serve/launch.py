@@ -117,8 +117,11 @@ def wait_ready(child: Child, client: Client, timeout: float) -> float:
 
 def ended(child: Child, status: int) -> RolaqError:
     """The error for a server that ended by itself."""
+    reason = child.reason()
+    if f"invalid choice: '{PLUGIN}'" in reason:  # SGLang logs why and goes on without it
+        reason = "the plugin did not load, see the log above"
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return RolaqError(f"SGLang {how}: {child.reason()}")
+    return RolaqError(f"SGLang {how}: {reason}")
 
 
 def prove(plan: Plan, client: Client) -> list[dict[str, Any]]:
@@ -134,7 +137,7 @@ def prove(plan: Plan, client: Client) -> list[dict[str, Any]]:
     return blocks
 
 
-def start(plan: Plan, client: Client, launch: Sequence[str] = LAUNCH) -> tuple[Child, float]:
+def start(plan: Plan, client: Client, launch: Sequence[str]) -> tuple[Child, float]:
     """The server's process once it is up, and the seconds it took; stopped again where it is not."""
     cfg, key = plan.cfg, plan.cfg.server.api_key()
     with key_file(key) as secret:
@@ -148,9 +151,12 @@ def start(plan: Plan, client: Client, launch: Sequence[str] = LAUNCH) -> tuple[C
 
 @contextlib.contextmanager
 def running(
-    plan: Plan, launch: Sequence[str] = LAUNCH
+    plan: Plan, launch: Sequence[str] | None = None
 ) -> Iterator[tuple[Child, list[dict[str, Any]], float]]:
-    """The server, proven: its process, the `rolaq` block of every copy, seconds to start. Stopped at the end."""
+    """The server, proven: its process, the `rolaq` block of every copy, seconds to start. Stopped at the end.
+
+    `launch` is the command in place of SGLang's, before its arguments.
+    """
     server = plan.cfg.server
     if server.host not in LOOPBACK and server.api_key() is None:
         print(
@@ -158,7 +164,7 @@ def running(
             file=sys.stderr,
         )
     client = Client(server.url, server.api_key())
-    child, seconds = start(plan, client, launch)
+    child, seconds = start(plan, client, launch or LAUNCH)
     try:
         yield child, prove(plan, client), seconds
     finally:
