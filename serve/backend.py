@@ -16,6 +16,7 @@ from rolaq.serve import compat, ops, prefill
 from rolaq.serve.chunks import Chunk, Prefill, bounds_of, overlay, positions, split
 from rolaq.serve.fold import attentions, expand
 from rolaq.serve.pool import PackedPool
+from rolaq.serve.step import decode_step
 from rolaq.serve.windows import Protected
 
 CHUNK_BYTES = 1 << 29  # expanded keys and values of one chunk of a cached prefix
@@ -87,22 +88,34 @@ class RolaqBackend(AttentionBackend):
         """Decode: page table, windows and plan, from the batch's device tensors alone."""
         if forward_batch.forward_mode.is_decode():
             self.step = self._step(
+<<<<<<< HEAD
+                forward_batch.req_pool_indices, forward_batch.seq_lens, forward_batch.out_cache_loc
+=======
                 forward_batch.req_pool_indices.long(),
                 forward_batch.seq_lens,
                 forward_batch.out_cache_loc.long(),
+>>>>>>> wt2-serveops
             )
 
-    def _step(self, request: Tensor, lengths: Tensor, slots: Tensor) -> Step:
-        table = self.requests[:, :: self.page].index_select(0, request).div_(self.page, rounding_mode="floor")
-        length = lengths.long()
-        first = table[:, 0].long() * self.page
-        exact_row = self.windows.write_step(request, length - 1, slots, first)
-        protected = self._protected(request, length)
-        lengths = lengths.int()
-        if not table.is_cuda:
-            return Step(table, lengths, exact_row, protected, None, None)
+    def _step(self, request: Tensor, length: Tensor, slots: Tensor) -> Step:
+        if not length.is_cuda:
+            return self._step_reference(request.long(), length.long(), slots.long())
         s = self.windows
+        table, lengths, exact_row, protected = decode_step(s, self.requests, request, length, slots, self.page)
         counts = protected.counts if s.sink + s.recent else None
+<<<<<<< HEAD
+        plan = make_plan(
+            lengths, counts, sink=s.sink, recent=s.recent, blocks=column_blocks(1, self.heads)
+        )
+        workspace = make_workspace(plan, 1, self.heads, self.pool.kv_lora_rank)
+        return Step(table, lengths, exact_row, protected, plan, workspace)
+
+    def _step_reference(self, request: Tensor, length: Tensor, slots: Tensor) -> Step:
+        """`step.decode_step` in plain torch, for CPUs."""
+        table = self.requests[:, :: self.page].index_select(0, request) // self.page
+        exact_row = self.windows.write_step(request, length - 1, slots, table[:, 0].long() * self.page)
+        return Step(table, length.int(), exact_row, self._protected(request, length), None, None)
+=======
         plan = make_plan(lengths, counts, sink=s.sink, recent=s.recent, blocks=column_blocks(1, self.heads))
         return Step(
             table,
@@ -112,6 +125,7 @@ class RolaqBackend(AttentionBackend):
             plan,
             make_workspace(plan, 1, self.heads, self.pool.kv_lora_rank),
         )
+>>>>>>> wt2-serveops
 
     def _protected(self, request: Tensor, length: Tensor) -> Protected:
         """Windows of sequences as long as `length [B]`."""
