@@ -88,13 +88,7 @@ class RolaqBackend(AttentionBackend):
         """Decode: page table, windows and plan, from the batch's device tensors alone."""
         if forward_batch.forward_mode.is_decode():
             self.step = self._step(
-<<<<<<< HEAD
                 forward_batch.req_pool_indices, forward_batch.seq_lens, forward_batch.out_cache_loc
-=======
-                forward_batch.req_pool_indices.long(),
-                forward_batch.seq_lens,
-                forward_batch.out_cache_loc.long(),
->>>>>>> wt2-serveops
             )
 
     def _step(self, request: Tensor, length: Tensor, slots: Tensor) -> Step:
@@ -103,7 +97,6 @@ class RolaqBackend(AttentionBackend):
         s = self.windows
         table, lengths, exact_row, protected = decode_step(s, self.requests, request, length, slots, self.page)
         counts = protected.counts if s.sink + s.recent else None
-<<<<<<< HEAD
         plan = make_plan(
             lengths, counts, sink=s.sink, recent=s.recent, blocks=column_blocks(1, self.heads)
         )
@@ -115,17 +108,6 @@ class RolaqBackend(AttentionBackend):
         table = self.requests[:, :: self.page].index_select(0, request) // self.page
         exact_row = self.windows.write_step(request, length - 1, slots, table[:, 0].long() * self.page)
         return Step(table, length.int(), exact_row, self._protected(request, length), None, None)
-=======
-        plan = make_plan(lengths, counts, sink=s.sink, recent=s.recent, blocks=column_blocks(1, self.heads))
-        return Step(
-            table,
-            lengths,
-            exact_row,
-            protected,
-            plan,
-            make_workspace(plan, 1, self.heads, self.pool.kv_lora_rank),
-        )
->>>>>>> wt2-serveops
 
     def _protected(self, request: Tensor, length: Tensor) -> Protected:
         """Windows of sequences as long as `length [B]`."""
@@ -196,9 +178,7 @@ class RolaqBackend(AttentionBackend):
             RolaqError: the model asks for absorbed prefill, which this backend does not do.
         """
         if q_rope is not None or k_rope is not None or self.chunk is None:
-            raise RolaqError(
-                "absorbed prefill over the packed cache is not supported: report the model and options"
-            )
+            raise RolaqError("absorbed prefill over the packed cache is not supported: report the model and options")
         now, n, scale = self.chunk, len(self.chunk.exact_row), layer.scaling
         padding = len(q) - n  # of data-parallel attention
         q, k, v = q[:n], k[:n], v[:n]
