@@ -118,8 +118,9 @@ def wait_ready(child: Child, client: Client, timeout: float) -> float:
 def ended(child: Child, status: int) -> RolaqError:
     """The error for a server that ended by itself."""
     reason = child.reason()
-    if f"invalid choice: '{PLUGIN}'" in reason:  # SGLang logs why and goes on without it
-        reason = "the plugin did not load, see the log above"
+    unloaded = f"invalid choice: '{PLUGIN}'"
+    if unloaded in reason:  # SGLang logged why and went on without it
+        reason = f"the plugin did not load: {child.reason(but=unloaded)}"
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     return RolaqError(f"SGLang {how}: {reason}")
 

@@ -75,6 +75,7 @@ def main():
         )
         sys.exit(1)
     if MODE == "unloaded":
+        print("Failed to execute general plugin: rolaq\nTraceback …\nTypeError: no such thing\nusage: …")
         print(
             "sglang serve: error: argument --attention-backend: invalid choice: 'rolaq' (choose from 'triton')"
         )

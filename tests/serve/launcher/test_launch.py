@@ -74,7 +74,7 @@ def test_a_missing_copy_is_noticed(make_plan, fake):
     ("mode", "says"),
     [
         ("refused", "SGLang ended with status 1: --kv-cache-dtype fp8_e4m3: no"),
-        ("unloaded", "SGLang ended with status 2: the plugin did not load, see the log above"),
+        ("unloaded", "SGLang ended with status 2: the plugin did not load: TypeError: no such thing"),
         ("crash", "SGLang was killed by signal 9: RuntimeError: out of memory"),
         ("mute", "a test generation gave 0 tokens in place of 8"),
         ("slow", "the server is not up after 2 s (loading weights): raise server.startup_timeout"),
