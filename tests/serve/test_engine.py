@@ -24,7 +24,9 @@ def expected(prompts):
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, eos_token_id=None)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, eos_token_id=None
+        )
         found.append(out[0, len(prompt) :].tolist())
     return found
 
@@ -87,6 +89,13 @@ def test_aborted_requests_leave_nothing_behind(engine, prompts):
     assert len(engine.scheduler.running_batch.reqs) > 1
     engine.abort()
     engine.run()
-    assert all(engine.requests[f"gone-{i}"].finished() or not engine.requests[f"gone-{i}"].output_ids for i in range(16))
+    assert all(
+        engine.requests[f"gone-{i}"].finished() or not engine.requests[f"gone-{i}"].output_ids
+        for i in range(16)
+    )
     held = engine.slots.available_size() + engine.tree.evictable_size()
-    assert (held, engine.tree.protected_size(), len(engine.runner.req_to_token_pool.free_slots)) == (4096, 0, 8)
+    assert (held, engine.tree.protected_size(), len(engine.runner.req_to_token_pool.free_slots)) == (
+        4096,
+        0,
+        8,
+    )
