@@ -37,7 +37,6 @@ DEFAULTS = {
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
     "log_level": "error",
-    "json_model_override_args": '{"moe_layer_freq": 1}',  # Transformers no longer writes it
 }
 
 

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-STAND_INS = ("sgl_kernel", "torchvision", "tvm_ffi", "xgrammar")
+STAND_INS = ("sgl_kernel", "soundfile", "torchvision", "tvm_ffi", "xgrammar")
 VARIABLES = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "TRITON_INTERPRET": "1",
