@@ -24,6 +24,23 @@ C = TypeVar("C", bound=BaseModel)
 OmegaConf.register_new_resolver("basename", lambda path: str(path).rstrip("/").split("/")[-1], replace=True)
 
 
+class Geometry(Config):
+    """What capacity depends on, known without the model's files.
+
+    Attributes:
+        layers: attention layers, each with a cache of its own.
+        latent_dim, rope_dim: d and d_r, coordinates of the cached latent and of the RoPE key.
+        heads: attention heads.
+        parameters: of the whole model, tied ones once.
+    """
+
+    layers: int
+    latent_dim: int
+    rope_dim: int
+    heads: int
+    parameters: int
+
+
 class ModelConfig(Config):
     """Which model to load, and how.
 
@@ -35,6 +52,7 @@ class ModelConfig(Config):
         device: ``auto`` (GPU if there is one), ``map`` (spread over all GPUs), or a torch device.
         context: longest sequence in tokens to use; null takes the model's own.
         artifact: folder of the calibrated artifact that comes with the model, or null.
+        geometry: the model's shape for the capacity planner; null reads it from the model's config.
     """
 
     name: str
@@ -46,6 +64,7 @@ class ModelConfig(Config):
     attn_implementation: str | None = None
     context: int | None = None
     artifact: str | None = None
+    geometry: Geometry | None = None
 
 
 class TrackingConfig(Config):
