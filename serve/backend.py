@@ -95,11 +95,11 @@ class RolaqBackend(AttentionBackend):
         if not length.is_cuda:
             return self._step_reference(request.long(), length.long(), slots.long())
         s = self.windows
-        table, lengths, exact_row, protected = decode_step(s, self.requests, request, length, slots, self.page)
-        counts = protected.counts if s.sink + s.recent else None
-        plan = make_plan(
-            lengths, counts, sink=s.sink, recent=s.recent, blocks=column_blocks(1, self.heads)
+        table, lengths, exact_row, protected = decode_step(
+            s, self.requests, request, length, slots, self.page
         )
+        counts = protected.counts if s.sink + s.recent else None
+        plan = make_plan(lengths, counts, sink=s.sink, recent=s.recent, blocks=column_blocks(1, self.heads))
         workspace = make_workspace(plan, 1, self.heads, self.pool.kv_lora_rank)
         return Step(table, lengths, exact_row, protected, plan, workspace)
 

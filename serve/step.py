@@ -18,7 +18,20 @@ PAGES = 1024  # page table entries of one program
 
 
 @triton.jit
-def _place(line, row_of, owner, used, clock, request, position, new, base, trash, SINK: tl.constexpr, RECENT: tl.constexpr):
+def _place(
+    line,
+    row_of,
+    owner,
+    used,
+    clock,
+    request,
+    position,
+    new,
+    base,
+    trash,
+    SINK: tl.constexpr,
+    RECENT: tl.constexpr,
+):
     """Tag the new token; returns its exact row or -1 (`Windows.write_step`)."""
     row = tl.full([], -1, tl.int32)
     if RECENT > 0:
@@ -70,7 +83,9 @@ def _step_kernel(
         if SINK > 0:
             found = _exact(line, row_of, owner, i, (i < SINK) & (i < n), n - 1, row)
             tl.store(where + b * (SINK + RECENT) + i, tl.maximum(found, 0), mask=i < SINK)
-            tl.store(counts + 2 * b, tl.min(tl.where((i < SINK) & (found >= base), N, tl.minimum(i, SINK)), 0))
+            tl.store(
+                counts + 2 * b, tl.min(tl.where((i < SINK) & (found >= base), N, tl.minimum(i, SINK)), 0)
+            )
         else:
             tl.store(counts + 2 * b, 0)
         if RECENT > 0:

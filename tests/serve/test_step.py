@@ -19,7 +19,9 @@ def history(windows: Windows, requests: torch.Tensor, lengths: dict[int, int], s
         at = torch.arange(n)
         full = torch.full((n,), request)
         windows.write_chunk(full, at, slots, slots[:1].expand(n), torch.full((n,), n), torch.tensor([0]))
-    lost = torch.randint(0, windows.rows + 1, (windows.rows // 4,), generator=torch.Generator().manual_seed(seed))
+    lost = torch.randint(
+        0, windows.rows + 1, (windows.rows // 4,), generator=torch.Generator().manual_seed(seed)
+    )
     windows.owner[lost] = 0
 
 
