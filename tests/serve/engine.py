@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import launch
 import pytest
 import torch
 from plugin_hooks import Hooks
@@ -36,7 +37,6 @@ DEFAULTS = {
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
     "log_level": "error",
-    "json_model_override_args": '{"moe_layer_freq": 1}',  # Transformers no longer writes it
 }
 
 
@@ -49,13 +49,13 @@ class _Inbox:
         self.error: BaseException | None = None
         self.closed = False
 
-    def recv_requests(self) -> list[Any]:
+    def recv_requests(self, local_reqs: Sequence[Any] = ()) -> list[Any]:
         self.done.release()
         self.go.acquire()
         if self.closed:
             raise SystemExit
         messages, self.messages = self.messages, []
-        return messages
+        return [*local_reqs, *messages]
 
 
 class CpuEngine:
@@ -79,7 +79,7 @@ class CpuEngine:
         assert not CpuEngine.alive, "a process has room for one engine: close the other first"
         self.hooks = Hooks(plugin)
         try:
-            self.scheduler = _start(DEFAULTS | {"model_path": str(model)} | server_args)
+            self.scheduler = launch.start(DEFAULTS | {"model_path": str(model)} | server_args)
         except BaseException:
             self.hooks.undo()
             raise
@@ -172,7 +172,7 @@ class CpuEngine:
             self.inbox.go.release()
             self.thread.join()
         self.hooks.undo()
-        _reset()
+        launch.reset()
         CpuEngine.alive = False
 
     def _listen(self) -> None:
@@ -207,30 +207,3 @@ class CpuEngine:
         self.inbox.done.acquire()
         if self.inbox.error:
             raise RuntimeError("SGLang's scheduler failed") from self.inbox.error
-
-
-def _start(arguments: dict[str, Any]) -> Any:
-    """SGLang's scheduler with everything below it; what it would send to other processes is dropped."""
-    import sglang_on_cpu
-    from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.runtime_context import publish
-    from sglang.srt.server_args import PortArgs, ServerArgs
-
-    sglang_on_cpu.register()
-    server_args = ServerArgs(**arguments)
-    publish(server_args, role="scheduler")
-    scheduler = Scheduler(server_args, PortArgs.init_new(server_args), 0, 0, 0, 0, 0, 0, None)
-    for sender in (scheduler.ipc_channels.send_to_tokenizer, scheduler.ipc_channels.send_to_detokenizer):
-        sender.socket.close(linger=0)
-        sender.socket = None
-    return scheduler
-
-
-def _reset() -> None:
-    """Undo what an engine leaves in the process: process groups and configuration."""
-    from sglang.srt.distributed import parallel_state
-    from sglang.srt.runtime_context import reset_context
-
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_distributed_environment()
-    reset_context()

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-STAND_INS = ("sgl_kernel", "torchvision", "xgrammar")
+STAND_INS = ("sgl_kernel", "soundfile", "torchvision", "tvm_ffi", "xgrammar")
 VARIABLES = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "TRITON_INTERPRET": "1",
@@ -38,6 +38,9 @@ class Missing:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{self._name} does not run on a CPU")
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()  # classes may derive from it
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return {"type": "any"}  # SGLang's request models name types of the packages
