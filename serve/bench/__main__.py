@@ -22,22 +22,30 @@ SPEED = ("capacity", "decode", "ttft")
 OTHERS = {"parity": True, "compare": False, "tp": True, "soak": True, "conversation": True}
 
 
-def measure(cfg: BenchConfig) -> list[Row]:
-    """The rows of all parts, in the order in which they are named."""
+def check(cfg: BenchConfig) -> None:
+    """Raise `RolaqError` for an unknown part or implementation, or where SGLang is needed and missing."""
     parts = {**dict.fromkeys(SPEED, True), **OTHERS}
     needs = [lookup("part", name, parts) for name in cfg.run]
+    for name in cfg.use:
+        lookup("implementation", name, cfg.implementations)
     if any(needs) and cfg.soak.url is None and importlib.util.find_spec("sglang") is None:
-        raise RolaqError("SGLang is not installed: make setup EXTRAS=dev,eval,serve")
-    rows: list[Row] = []
-    speed = [name for name in cfg.run if name in SPEED]
-    if speed:
-        from rolaq.serve.bench.speed import Speed
+        raise RolaqError("SGLang is not installed: use `make bench`, or pip install 'rolaq[serve]'")
 
-        rows += Speed(cfg, speed).run()
-    for name in cfg.run:
-        if name not in SPEED:
-            rows += importlib.import_module(f"rolaq.serve.bench.{name}").run(cfg)
-    return rows
+
+def measure(cfg: BenchConfig) -> tuple[list[Row], list[str]]:
+    """The rows of all parts, in the order in which they are named, and what went wrong in those that failed."""
+    speed = [name for name in cfg.run if name in SPEED]
+    calls = [("speed", {"parts": speed})] if speed else []
+    calls += [(name, {}) for name in dict.fromkeys(cfg.run) if name in OTHERS]
+    rows: list[Row] = []
+    failed: list[str] = []
+    for name, more in calls:
+        try:
+            rows += importlib.import_module(f"rolaq.serve.bench.{name}").run(cfg, **more)
+        except RolaqError as error:  # the results of the other parts are not lost
+            failed.append(f"{name}: {error}")
+            print(failed[-1], file=sys.stderr, flush=True)
+    return rows, failed
 
 
 def run(raw: DictConfig) -> None:
@@ -45,14 +53,15 @@ def run(raw: DictConfig) -> None:
     cfg = resolve(raw, BenchConfig)
     # a terminated bench ends its servers, as an interrupted one does
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    for name in cfg.use:
-        lookup("implementation", name, cfg.implementations)
-    rows = stamp(measure(cfg))
-    written = publish(cfg, rows)
-    print(table(rows), ratio_table(rows), sep="\n")
-    print("wrote", ", ".join(map(str, written)) or "nothing")
-    if failed := [row for row in rows if row.get("ok") is False]:
-        raise RolaqError("did not hold: " + "; ".join(map(describe, failed)))
+    check(cfg)
+    rows, failed = measure(cfg)
+    rows = stamp(rows)
+    written = publish(cfg, rows) if rows else []
+    if rows:
+        print(table(rows), ratio_table(rows), "wrote " + ", ".join(map(str, written)), sep="\n")
+    failed += [f"did not hold: {describe(row)}" for row in rows if row.get("ok") is False]
+    if failed:
+        raise RolaqError("; ".join(failed))
 
 
 def publish(cfg: BenchConfig, rows: list[Row]) -> list[Path]:

@@ -13,7 +13,7 @@ from rolaq.common.errors import RolaqError, one_line
 from rolaq.serve.bench.stats import Timeline
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
+    from aiohttp import ClientResponse, ClientSession
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
@@ -56,7 +56,7 @@ class Client:
     ) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a streamed answer as they come; an answer that is no stream gives its error alone."""
         body = request(ids, tokens, rid, stream=True, **options)
-        async with self.session.post(f"{self.url}/generate", json=body) as answer:
+        async with self._answer("POST", "/generate", json=body) as answer:
             if answer.status != 200:
                 yield {"error": {"message": one_line(await answer.text(), 200), "status": answer.status}}
                 return
@@ -81,13 +81,28 @@ class Client:
         options: dict[str, Any] = {"json": body} if data is None else {"data": data}
         if data is not None:
             options["headers"] = {"Content-Type": "application/json"}
-        async with self.session.post(self.url + path, **options) as answer:
+        async with self._answer("POST", path, **options) as answer:
             return answer.status, _parsed(await answer.text())
 
     async def get(self, path: str) -> Any:
         """JSON (else text) of a GET."""
-        async with self.session.get(self.url + path) as answer:
+        async with self._answer("GET", path) as answer:
             return _parsed(await answer.text())
+
+    @asynccontextmanager
+    async def _answer(self, method: str, path: str, **options: Any) -> AsyncIterator[ClientResponse]:
+        """The answer to a request.
+
+        Raises:
+            RolaqError: the server does not answer, or breaks off.
+        """
+        from aiohttp import ClientError
+
+        try:
+            async with self.session.request(method, self.url + path, **options) as answer:
+                yield answer
+        except (ClientError, OSError) as error:
+            raise RolaqError(f"no answer from {self.url}{path}: {type(error).__name__} {error}") from error
 
     async def abort_all(self) -> None:
         """Abort every request of the server."""

@@ -86,16 +86,20 @@ def launched(
     port = free_port()
     options = {**arguments, "host": "127.0.0.1", "port": port}
     command = [sys.executable, "-m", "rolaq.serve.bench.launch", (probe or Probe()).text(), *flags(options)]
-    with started(command, log, f"http://127.0.0.1:{port}", environment, wait_s) as server:
+    # killed: SGLang takes seconds to end by itself, and nothing of it is needed afterwards
+    with started(command, log, f"http://127.0.0.1:{port}", environment, wait_s, patience_s=0) as server:
         yield server
 
 
 @contextmanager
 def started(
     command: Sequence[str], log: Path, url: str, environment: Mapping[str, str] | None = None,
-    wait_s: float = 300.0, said: str = "",
+    wait_s: float = 300.0, said: str = "", patience_s: float = 40.0,
 ) -> Iterator[Server]:  # fmt: skip
-    """Any command that serves at ``url``, once it has ``said`` so in its log; raises as `launched` does."""
+    """Any command that serves at ``url``, once it has ``said`` so in its log; raises as `launched` does.
+
+    At the end it has ``patience_s`` seconds to end by itself, before its process group is killed.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = _spawn(command, output, environment)
@@ -103,7 +107,7 @@ def started(
             _wait(process, url, log, wait_s, said)
             yield Server(url, log)
         finally:
-            _stop(process)
+            _stop(process, patience_s)
 
 
 def _spawn(
@@ -129,9 +133,10 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, wait_s: float, 
     raise RolaqError(f"the server did not answer in {wait_s:g} s: {last_error(log)} ({log})")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its processes, and wait until their memory is free again."""
-    for sign, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+def _stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """End a server and its processes, and wait until they are gone: then their memory is free again."""
+    signals = [(signal.SIGTERM, patience_s), (signal.SIGKILL, 20.0)]
+    for sign, patience in signals if patience_s else signals[1:]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
         end = time.monotonic() + patience

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rolaq.common.errors import one_line
+from rolaq.common.errors import RolaqError, one_line
 from rolaq.serve.bench import agree
 from rolaq.serve.bench.agree import LOGPROBS, Greedy, Verdict
 from rolaq.serve.bench.bad import requests
@@ -81,7 +81,7 @@ async def probe(
             try:
                 answer = Greedy.of(await client.generate(ids, OUTPUT, **LOGPROBS))
                 verdicts.append(agree.best(known, answer, cfg.soak.same))
-            except Exception as error:  # whatever it is, it counts against the server
+            except RolaqError as error:
                 errors.append(f"probe of {len(ids)} tokens: {one_line(error, 120)}")
                 await asyncio.sleep(1)
         await asyncio.sleep(PAUSE_S)

@@ -22,7 +22,10 @@ from rolaq.serve.bench.results import Row
 from rolaq.serve.bench.server import Server, launched
 from rolaq.serve.settings import Settings
 
-PARTS = ("capacity", "decode", "ttft")
+
+def run(cfg: BenchConfig, parts: Sequence[str]) -> list[Row]:
+    """Rows of the speed ``parts``; raises as `Speed.run` does."""
+    return Speed(cfg, parts).run()
 
 
 class Speed:

@@ -19,19 +19,24 @@ from rolaq.serve.bench.small import SINKS, SLOTS, arguments, prompts, server
 from rolaq.serve.bench.speed import settings
 
 BUDGET = "4+16"
+NCCL: dict[str, Any] = {"disable_custom_all_reduce": True}  # sums in the same order on every machine
 
 
 def run(cfg: BenchConfig) -> list[Row]:
     """A row for each model: outputs that changed, of all."""
     lengths = [64 + 29 * n for n in range(cfg.tp.prompts)]
     texts = prompts(cfg, lengths)
-    rows = [_compare(cfg, cfg.tiny.name, texts, lambda size, log: server(cfg, BUDGET, log, tp_size=size))]
+    rows = [
+        _compare(cfg, cfg.tiny.name, texts, lambda size, log: server(cfg, BUDGET, log, tp_size=size, **NCCL))
+    ]
     config = reduced(find(cfg.model.config), cfg.tp.layers, cfg.tp.experts)
     name = f"{cfg.model.name}, {cfg.tp.layers} layers, {cfg.tp.experts} experts"
     model, artifact = random_checkpoint(config, Path(cfg.output) / "model" / "random", cfg.seed)
 
     def large(size: int, log: Path) -> AbstractContextManager[Server]:
-        options = arguments(cfg, BUDGET, model_path=str(model), skip_tokenizer_init=True, tp_size=size)
+        options = arguments(
+            cfg, BUDGET, model_path=str(model), skip_tokenizer_init=True, tp_size=size, **NCCL
+        )
         environment = settings(str(artifact), BUDGET, SLOTS, SINKS)
         return launched(options, log, environment, wait_s=cfg.server.start_s)
 

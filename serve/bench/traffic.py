@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from aiohttp import ClientError
-
+from rolaq.common.errors import RolaqError
 from rolaq.serve.bench.bad import Bad, refusals
 from rolaq.serve.bench.client import Client
 
@@ -50,8 +49,8 @@ class Traffic:
             self.sent[name] += 1
             try:
                 await KINDS[name][0](self, client)
-            except (TimeoutError, ClientError, OSError) as error:
-                self.wrong.append(f"{name}: {type(error).__name__} {error}")
+            except (TimeoutError, RolaqError) as error:
+                self.wrong.append(f"{name}: {error or type(error).__name__}")
                 await asyncio.sleep(0.5)  # a dead server shall not fill the list
 
     def _cut(self, length: int) -> list[int]:
