@@ -117,10 +117,10 @@ async def ttft(client: Client, cfg: BenchConfig, limit: float) -> list[Row]:
     ):
         await asyncio.sleep(0.1)
     cut = time.perf_counter() - began
-    await client.abort_all()
-    await asyncio.wait(tasks, timeout=60)
     refused(lines)
     times = [line.first for line in lines]
+    await client.abort_all()
+    await asyncio.wait(tasks, timeout=60)
     return [row for n in burst.requests for row in _levels(burst, times, n, cut)]
 
 

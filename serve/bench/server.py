@@ -142,11 +142,19 @@ def _stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
         end = time.monotonic() + patience
         while time.monotonic() < end:
             process.poll()
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
+            if not _running(process.pid):
                 return
             time.sleep(0.1)
+
+
+def _running(group: int) -> bool:
+    """Whether a process of the group still runs; one that merely waits to be reaped does not."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == group and state != "Z":
+                return True
+    return False
 
 
 def last_error(log: Path) -> str:
