@@ -19,9 +19,13 @@ from rolaq.serve.bench.server import Server
 from rolaq.serve.bench.stats import Timeline, first_tokens, over_interval, throughput
 from rolaq.serve.sizing import Sizing
 
+WITHOUT: dict[str, Any] = {"prefill": "no attention"}  # said in the rows of long contexts
 
-def figure(name: str, value: float, unit: str, requests: int | None = None, inputs: int | None = None,
-           outputs: int | None = None, **more: Any) -> Row:  # fmt: skip
+
+def figure(
+    name: str, value: float, unit: str, requests: int | None = None, inputs: int | None = None,
+    outputs: int | None = None, **more: Any,
+) -> Row:  # fmt: skip
     """One measured value."""
     shape = {"requests": requests, "input_tokens": inputs, "output_tokens": outputs}
     return {"figure": name, **shape, "value": value, "unit": unit, **more}
@@ -76,26 +80,15 @@ async def decode(client: Client, cfg: BenchConfig) -> list[Row]:
         )
         refused(lines)
         found[length] = throughput(lines, measured.drop)
-        rows.append(
-            figure(
-                "decode",
-                found[length],
-                "tok/s",
-                measured.requests,
-                length,
-                measured.tokens,
-                prefill="no attention",
-            )
-        )
+        shape = (measured.requests, length, measured.tokens)
+        rows.append(figure("decode", found[length], "tok/s", *shape, **WITHOUT))
     begin, end = measured.interval
     if begin >= min(found) and end <= max(found):
+        shape, points = (measured.requests, min(found), end), sum(begin <= n <= end for n in found)
         value = over_interval(found, begin, end)
-        about = {
-            "output_from": begin,
-            "prefill": "no attention",
-            "points": sum(begin <= n <= end for n in found),
-        }
-        rows.append(figure("decode_interval", value, "tok/s", measured.requests, min(found), end, **about))
+        rows.append(
+            figure("decode_interval", value, "tok/s", *shape, output_from=begin, points=points, **WITHOUT)
+        )
     return rows
 
 

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -139,8 +138,3 @@ def spans(batch: Any) -> list[tuple[str, int, int]]:
     else:
         starts = [end - length for end, length in zip(ends, batch.extend_seq_lens_cpu, strict=False)]
     return list(zip(batch.rids, starts, ends, strict=True))
-
-
-def request_name(rid: str) -> str:
-    """A request's id without the suffix that SGLang adds to those of a batch."""
-    return re.sub(r"_\d+$", "", rid)

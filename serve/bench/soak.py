@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,8 @@ async def soak(cfg: BenchConfig, running: Server) -> list[Row]:
     """References in isolation, then traffic with probes in between, then the counts at rest."""
     context = min(running.get("/server_info").get("context_length") or CONTEXT, CONTEXT)
     async with connect(running.url, cfg.soak.key) as client:
-        texts = prompts(
-            cfg, [n for n, _ in zip(LENGTHS * 9, range(cfg.soak.probes), strict=False)], skip=20000
-        )
+        lengths = list(islice(cycle(LENGTHS), cfg.soak.probes))
+        texts = prompts(cfg, lengths, skip=20000)
         isolated = await references(client, texts)
         stop = time.monotonic() + 60 * cfg.soak.minutes
         traffic = Traffic(tokens(cfg, 20000), context, requests(context), stop, cfg.seed)
@@ -89,18 +89,18 @@ async def probe(
 
 
 async def at_rest(client: Client, context: int) -> dict[str, Any]:
-    """After a flush: tokens and requests that the scheduler still counts, its capacity, and its retractions."""
+    """After a flush: tokens and requests that the scheduler and the pool still count, and what was retracted."""
     await client.flush(120)
     load = (await client.get("/v1/loads"))["loads"][0]
-    state = (await client.get("/server_info"))["internal_states"][0]
+    packed = (await client.get("/server_info"))["internal_states"][0].get("rolaq", {})
     metrics = str(await client.get("/metrics"))
     retracted = re.findall(r"^sglang:num_retracted_requests_total\S* (\S+)", metrics, re.MULTILINE)
     # all of the pool again: had slots been lost, there would be no room
     length, room = context // 2, int(load["max_total_num_tokens"])
     answers = await gather(client.stream([20 + n] * length, 8) for n in range(room // (length + 2 * PAGE)))
     return {
-        "tokens": load["num_used_tokens"], "running": load["num_running_reqs"], "waiting": load["num_waiting_reqs"],
-        "retracted": sum(map(float, retracted)), "pool": state.get("rolaq", {}), "refilled": len(answers),
+        "tokens": load["num_used_tokens"] + packed.get("tokens_used", 0), "running": load["num_running_reqs"], "waiting": load["num_waiting_reqs"],
+        "retracted": sum(map(float, retracted)), "refilled": len(answers),
         "refused": sum(bool(one.error) for one in answers),
     }  # fmt: skip
 
@@ -111,26 +111,18 @@ def rows_of(
     """The rows; what must be zero carries ``ok``."""
     for line in wrong[:10]:
         print(f"soak: {line}", flush=True)
-    about = {
-        "impl": "int2",
-        "model": cfg.tiny.name,
-        "budget": BUDGET,
-        "mode": f"{cfg.soak.minutes:g} minutes",
-    }
-    judged = agree.count(verdicts)
-    changed, leaked = (
+    minutes = f"{cfg.soak.minutes:g} minutes"
+    about = {"impl": "int2", "model": cfg.tiny.name, "budget": BUDGET, "mode": minutes}
+    judged, clients = agree.count(verdicts), cfg.soak.clients
+    changed, lost = (
         judged.pop("changed"),
         left["tokens"] + left["running"] + left["waiting"] + left["refused"],
     )
-    clients, total = cfg.soak.clients, sum(traffic.sent.values())
+    sent = {"sent": sum(traffic.sent.values()), **traffic.sent}
     found = [
-        figure(
-            "soak_failures", len(wrong), "requests", clients, sent=total, **dict(traffic.sent), ok=not wrong
-        ),
+        figure("soak_failures", len(wrong), "requests", clients, **sent, ok=not wrong),
         figure("soak_changed", changed, "outputs", clients, **judged, ok=changed == 0 and bool(verdicts)),
-        figure(
-            "soak_leaked", leaked, "tokens and requests", clients, refilled=left["refilled"], ok=leaked == 0
-        ),
+        figure("soak_leaked", lost, "tokens and requests", clients, refilled=left["refilled"], ok=lost == 0),
         figure("soak_retracted", left["retracted"], "requests", clients, ok=left["retracted"] > 0),
     ]
     return [{**about, **row} for row in found]

@@ -14,7 +14,6 @@ from rolaq.serve.bench.bad import Bad, refusals
 from rolaq.serve.bench.client import Client
 
 Kind = Callable[["Traffic", Client], Awaitable[None]]
-CHECKED = "checked"
 
 
 @dataclass
