@@ -22,6 +22,10 @@ C = TypeVar("C", bound=BaseModel)
 
 # ${basename:path} names outputs after the last part of a model's id or folder
 OmegaConf.register_new_resolver("basename", lambda path: str(path).rstrip("/").split("/")[-1], replace=True)
+# ${pick:name,{a:1,b:2},3} is the option of that name, or else the last argument
+OmegaConf.register_new_resolver(
+    "pick", lambda name, options, default: dict(options).get(name, default), replace=True
+)
 
 
 class ModelConfig(Config):
