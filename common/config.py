@@ -39,6 +39,7 @@ class ModelConfig(Config):
         device: ``auto`` (GPU if there is one), ``map`` (spread over all GPUs), or a torch device.
         context: longest sequence in tokens to use; null takes the model's own.
         artifact: folder of the calibrated artifact that comes with the model, or null.
+        chat_template: prompts of the benchmarks go through the tokenizer's chat template.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ModelConfig(Config):
     attn_implementation: str | None = None
     context: int | None = None
     artifact: str | None = None
+    chat_template: bool = False
 
 
 class TrackingConfig(Config):

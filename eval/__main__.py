@@ -15,7 +15,7 @@ from rolaq.common.config import resolve
 from rolaq.common.files import atomic_write
 from rolaq.common.models import load_model
 from rolaq.common.tracking import Tracker, tracker
-from rolaq.eval import energy, gain_sweep, quality, ruler
+from rolaq.eval import benchmark_run, energy, gain_sweep, quality, ruler
 from rolaq.eval.config import EvalConfig
 from rolaq.eval.methods import Target, build, load_artifacts
 from rolaq.eval.plots import draw
@@ -41,14 +41,16 @@ def start(cfg: EvalConfig) -> Session:
 def measure(session: Session) -> None:
     """All parts of the suite, the cheap ones first."""
     energy.run(session)
-    best = gain_sweep.run(session) if "oscar" in session.calibrated else None
+    sweep = session.cfg.suite.gain_sweep is not None and "oscar" in session.calibrated
+    best = gain_sweep.run(session) if sweep else None
     session.entries = build(session.cfg.methods, session.target, session.calibrated, best)
     for entry in session.entries:
-        session.results.forget(entry.name, entry.seed, entry.id)
+        session.results.forget(entry.name, entry.seed, entry.id, session.variant(entry))
     for row in selection_rows(session):
         session.results.add("selection", row)
     quality.evaluate(session)
     ruler.evaluate(session)
+    benchmark_run.evaluate(session)
 
 
 def publish(session: Session, track: Tracker) -> list[Path]:

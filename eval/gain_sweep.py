@@ -30,7 +30,7 @@ def run(session: Session) -> float:
     Nothing is protected. ``kl`` is the mean over documents in nats, ``relative`` that divided by the
     KL at OSCAR's gain, ``kappa`` the linear response at T0.
     """
-    cfg, results = session.cfg.suite.gain_sweep, session.results
+    cfg, results = session.cfg.suite.gain_sweep or GainConfig(), session.results
     session.check_lengths([cfg.length], "suite.gain_sweep.length")
     texts = crop(
         session.documents(session.cfg.data.val, cfg.domains),
@@ -54,7 +54,7 @@ def run(session: Session) -> float:
 
 
 def _sweep(session: Session, oscar: FourLevelMethod, ids: Tensor, skip: int) -> list[float]:
-    values = gains(session.cfg.suite.gain_sweep)
+    values = gains(session.cfg.suite.gain_sweep or GainConfig())
     runs = [(oscar.with_gain(gain), Protection(0, 0)) for gain in values]
     settings = session.divergence.model_copy(update={"skip": skip})
     with Progress(total=ids.numel() * (1 + len(runs)), label="gain sweep, tokens") as bar:

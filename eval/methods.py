@@ -161,7 +161,7 @@ def _method(name: str, model: ModelIdentity, source: Calibrated | None, best_gai
 
     if name == "oscar-best-gain":
         if source is None or best_gain is None:
-            raise RolaqError("oscar-best-gain needs OSCAR's artifact and the gain sweep")
+            raise RolaqError("oscar-best-gain needs the gain sweep: set suite.gain_sweep, or leave it out of methods")
         return source.artifact.method().with_gain(best_gain, name)
     if source is not None:
         return source.artifact.method()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rolaq.common.figures import colour, figure, marker
-from rolaq.eval.config import RULER_SHORT
+from rolaq.eval.ruler_config import RULER_SHORT
 from rolaq.eval.results import Row
 from rolaq.eval.tables import at, distinct, mean, methods, settings
 

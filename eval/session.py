@@ -27,6 +27,11 @@ class Session:
     entries: list[Entry] = field(default_factory=list)
 
     @property
+    def context(self) -> int:
+        """Tokens that the model takes."""
+        return self.cfg.model.context or int(self.target.model.config.max_position_embeddings)
+
+    @property
     def divergence(self) -> DivergenceConfig:
         """How KL is measured, also where the suite has no such part of its own."""
         return self.cfg.suite.divergence or DivergenceConfig(passes=[])
@@ -45,7 +50,13 @@ class Session:
         """The columns that every row of a method and budget begins with."""
         entry, budget = run
         names = {"model": self.target.name, "method": entry.name, "seed": entry.seed}
+        if (variant := self.variant(entry)) is not None:
+            names["variant"] = variant
         return {**names, "budget": budget, "reading": self.cfg.protect.reading, "method_id": entry.id}
+
+    def variant(self, entry: Entry) -> str | None:
+        """The run's ``variant``, which is about the artifact of RoLaQ alone."""
+        return self.cfg.variant if entry.name == "rolaq" else None
 
     def documents(self, sources: Sequence[str], domains: Sequence[str] | None = None) -> list[Document]:
         """Text of all domains, or of those named.
@@ -62,7 +73,6 @@ class Session:
 
     def check_lengths(self, lengths: Iterable[int], what: str) -> None:
         """Raise `RolaqError` when a length does not fit the model's context."""
-        context = self.cfg.model.context or self.target.model.config.max_position_embeddings
         longest = max(lengths, default=0)
-        if longest > context:
-            raise RolaqError(f"{what}={longest} is longer than the {context} tokens of model.context")
+        if longest > self.context:
+            raise RolaqError(f"{what}={longest} is longer than the {self.context} tokens of model.context")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rolaq.common.files import markdown_table
-from rolaq.eval.config import RULER_SHORT
+from rolaq.eval.ruler_config import RULER_SHORT
 from rolaq.eval.methods import METHODS
 from rolaq.eval.results import Row
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rolaq.common.errors import RolaqError
 from rolaq.eval import niah
-from rolaq.eval.config import RULER_TASKS
+from rolaq.eval.ruler_config import RULER_TASKS
 from rolaq.eval.ruler import TASKS
 
 ESSAY = [f"Sentence number {i} is about the weather and the sea." for i in range(400)]
