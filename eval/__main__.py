@@ -15,7 +15,7 @@ from rolaq.common.config import resolve
 from rolaq.common.files import atomic_write
 from rolaq.common.models import load_model
 from rolaq.common.tracking import Tracker, tracker
-from rolaq.eval import benchmark_run, energy, gain_sweep, quality, ruler
+from rolaq.eval import benchmark_run, energy, gain_sweep, kappa_sweep, quality, ruler
 from rolaq.eval.config import EvalConfig
 from rolaq.eval.methods import Target, build, load_artifacts
 from rolaq.eval.plots import draw
@@ -48,6 +48,7 @@ def measure(session: Session) -> None:
         session.results.forget(entry.name, entry.seed, entry.id, session.variant(entry))
     for row in selection_rows(session):
         session.results.add("selection", row)
+    kappa_sweep.run(session)
     quality.evaluate(session)
     ruler.evaluate(session)
     benchmark_run.evaluate(session)

@@ -13,6 +13,8 @@ from rolaq.eval.passes import Budgets, Pass, known_methods
 from rolaq.eval.ruler_config import RulerConfig
 from rolaq.eval.task_config import BenchmarksConfig, ServerConfig
 
+METHOD = "joint-learned-coupled-both"
+"""The paper's method among the calibration runs: rotation, threshold, gain rule, objective."""
 Gain = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -54,12 +56,13 @@ class DivergenceConfig(Config):
 class GainConfig(Config):
     """The gain sweep on validation text (paper, Figure 2b), which also picks OSCAR's best gain.
 
+    ``length`` null: 8192 tokens, or the context where it is shorter.
     ``last`` scores the final positions of a sequence only (the paper: 1,024 of 8,192); null scores
     all but the first ones, as the divergence does.
     """
 
     gains: list[Gain] = [1.025, 1.069, 1.114, 1.160, 1.203, 1.248]
-    length: int = Field(2048, ge=2)
+    length: int | None = Field(2048, ge=2)
     documents: int = Field(1, ge=1)
     domains: list[str] | None = None
     last: int | None = Field(None, ge=1)
@@ -73,6 +76,25 @@ class GainConfig(Config):
         return last
 
 
+class KappaConfig(Config):
+    """The response sweep of a calibrated artifact by context length (paper, Figure 4), on validation text.
+
+    ``lengths`` null: 2K to 32K in powers of two, as far as the context goes, or a quarter, half and all of a
+    shorter one; ``documents`` per domain.
+    """
+
+    kappas: list[Gain] = [0.92, 0.96, 1.0, 1.041, 1.08, 1.12]
+    lengths: list[int] | None = Field(None, min_length=1)
+    documents: int = Field(1, ge=1)
+    domains: list[str] | None = None
+
+    def lengths_for(self, context: int) -> list[int]:
+        """``lengths``, filled in for a model of so many tokens."""
+        usual = [2048 << power for power in range(5) if 2048 << power <= context]
+        short = [context // 4, context // 2, context]
+        return self.lengths or (usual if len(usual) > 1 else short)
+
+
 class SuiteConfig(Config):
     """What a run measures; null leaves a part out."""
 
@@ -81,6 +103,7 @@ class SuiteConfig(Config):
     ruler: RulerConfig | None = None
     benchmarks: BenchmarksConfig | None = None
     gain_sweep: GainConfig | None = None
+    kappa_sweep: KappaConfig | None = None
     energy: bool = True
     methods: list[str] = list(METHODS)
 
@@ -102,7 +125,8 @@ class EvalConfig(Config):
     """Everything `python -m rolaq.eval` takes.
 
     Attributes:
-        variant: what to call an ablated calibration in ``artifact``; its rows stand beside the usual ones.
+        calibration: ``<kind>/<seed>`` of a run below ``artifacts/<model>/runs``, where the calibration
+            experiments put theirs; rows of other kinds than `METHOD` stand beside the usual ones.
         backend: ``simulated`` in Transformers, or ``server``: through the server at ``server.url``.
     """
 
@@ -112,7 +136,7 @@ class EvalConfig(Config):
     suite: SuiteConfig
     protect: ProtectConfig
     methods: list[str] = Field(list(METHODS), min_length=1)
-    variant: str | None = None
+    calibration: str | None = None
     backend: Literal["simulated", "server"] = "simulated"
     server: ServerConfig = ServerConfig()
     artifact: str = "auto"

@@ -18,7 +18,15 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tasks": ("model", "method", "seed", "variant", "budget", "reading", "task", "limit", "through"),
     "selection": ("model", "method", "seed"),
     "gain_sweep": ("model", "length", "gain"),
+    "kappa_sweep": ("model", "variant", "seed", "length", "kappa"),
     "energy": ("model", "layer"),
+}
+# what belongs to no suite, but is recorded with the others
+RECORD_KEYS: dict[str, tuple[str, ...]] = {
+    **KEYS,
+    "ablations": ("model", "kind", "seed"),
+    "thresholds": ("model", "kind", "seed", "layer"),
+    "energy_profile": ("model", "projection", "rank"),
 }
 FORMAT_VERSION = 1
 
@@ -27,7 +35,7 @@ Row = dict[str, Any]
 
 def key_of(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
     """The values that identify ``row`` in its table."""
-    return tuple(row.get(name) for name in KEYS[table])
+    return tuple(row.get(name) for name in RECORD_KEYS[table])
 
 
 def merge(table: str, old: Iterable[Row], new: Iterable[Row]) -> list[Row]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rolaq.common.config import DataConfig
 from rolaq.common.files import find
 from rolaq.common.progress import progress
-from rolaq.eval.ruler_config import RulerConfig
 from rolaq.eval.batching import fit, halved_when_full
 from rolaq.eval.divergence import batch_rows
 from rolaq.eval.methods import digest
 from rolaq.eval.niah import generator, quiet, sentence_splitter
 from rolaq.eval.paired import packed
 from rolaq.eval.results import Row
+from rolaq.eval.ruler_config import RulerConfig
 from rolaq.eval.session import Run, Session
 from rolaq.quant.protection import Protection
 
@@ -59,7 +59,12 @@ class Ruler:
         generator()
         self.cfg = cfg
         tokens = cfg.generate or cfg.new_tokens
-        sizes = {"lengths": cfg.used_lengths, "samples": cfg.samples, "new_tokens": cfg.new_tokens, "seed": seed}
+        sizes = {
+            "lengths": cfg.used_lengths,
+            "samples": cfg.samples,
+            "new_tokens": cfg.new_tokens,
+            "seed": seed,
+        }
         self.about = {"essay": name, "sentences": sentence_splitter(), **sizes, "generate": tokens}
         self.tasks = _load(
             cfg.tasks, {"tokenizer": tokenizer, "essay": essay, "essay_domain": domain, **sizes}
@@ -117,7 +122,10 @@ def _rows(name: str, samples: list[dict[str, Any]]) -> list[Row]:
 def _row(name: str, length: int, samples: list[dict[str, Any]]) -> Row:
     """Score as RULER rounds it; an item counts as right, for paired tests, when all its values are found."""
     scores = [sample["score"] for sample in samples]
-    answers = {"items": digest(*(sample["prompt_hash"] for sample in samples)), "correct": packed([s == 1 for s in scores])}
+    answers = {
+        "items": digest(*(sample["prompt_hash"] for sample in samples)),
+        "correct": packed([s == 1 for s in scores]),
+    }
     score = round(100 * sum(scores) / len(scores), 2)
     return {"length": length, "task": name, "score": score, "n": len(scores), **answers}
 
@@ -172,6 +180,8 @@ def _key(session: Session, ruler: Ruler, run: Run) -> Row:
 def _there(session: Session, ruler: Ruler, run: Run) -> bool:
     key = _key(session, ruler, run)
     wanted = [
-        {**key, "length": length, "task": task} for length in ruler.cfg.used_lengths for task in ruler.cfg.tasks
+        {**key, "length": length, "task": task}
+        for length in ruler.cfg.used_lengths
+        for task in ruler.cfg.tasks
     ]
     return all(session.results.find("ruler", row) for row in wanted)

@@ -49,8 +49,6 @@ class RulerConfig(Config):
             raise ValueError(f"must be at most new_tokens, {room}, which is what prompts leave room for")
         return generate
 
-
-
     def for_context(self, context: int) -> RulerConfig:
         """These settings with ``lengths`` filled in for a model of so many tokens."""
         lengths = self.lengths or [n for n in PAPER_LENGTHS if n <= context] or [context // 2, context]

@@ -34,7 +34,14 @@ def disarm() -> None:
         for name in names:
             if hasattr(place, name):
                 setattr(place, name, refuse)
-    for module in ("_posixsubprocess", "subprocess", "multiprocessing", "ctypes", "_ctypes", "_multiprocessing"):
+    for module in (
+        "_posixsubprocess",
+        "subprocess",
+        "multiprocessing",
+        "ctypes",
+        "_ctypes",
+        "_multiprocessing",
+    ):
         sys.modules[module] = None  # type: ignore[assignment]
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from rolaq.common.errors import RolaqError, lookup
 from rolaq.common.text import Document, read_documents
-from rolaq.eval.config import DivergenceConfig, EvalConfig, Pass
+from rolaq.eval.config import METHOD, DivergenceConfig, EvalConfig
 from rolaq.eval.methods import Calibrated, Entry, Target
+from rolaq.eval.passes import Pass
 from rolaq.eval.results import Results, Row
 from rolaq.quant.protection import Protection
 
@@ -55,8 +56,9 @@ class Session:
         return {**names, "budget": budget, "reading": self.cfg.protect.reading, "method_id": entry.id}
 
     def variant(self, entry: Entry) -> str | None:
-        """The run's ``variant``, which is about the artifact of RoLaQ alone."""
-        return self.cfg.variant if entry.name == "rolaq" else None
+        """What was ablated in the artifact of RoLaQ; None for the method itself, and for other methods."""
+        kind = (self.cfg.calibration or METHOD).split("/")[0]
+        return kind if entry.name == "rolaq" and kind != METHOD else None
 
     def documents(self, sources: Sequence[str], domains: Sequence[str] | None = None) -> list[Document]:
         """Text of all domains, or of those named.
