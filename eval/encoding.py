@@ -9,13 +9,14 @@ from unittest.mock import patch
 
 if TYPE_CHECKING:
     from rolaq.eval.lm import QuantizedLM
+    from rolaq.eval.server_lm import ServerLM
 
 Pair = tuple[str, str]
 CHUNK = 2048
 
 
 def encode_pairs(
-    lm: QuantizedLM, known: dict[Pair, tuple[list[int], list[int]]], pairs: Sequence[Pair]
+    lm: QuantizedLM | ServerLM, known: dict[Pair, tuple[list[int], list[int]]], pairs: Sequence[Pair]
 ) -> None:
     """Add the token ids of every (context, continuation) to ``known``.
 
@@ -32,13 +33,13 @@ def encode_pairs(
             known[context, continuation] = own, ids[context + continuation][len(own) :]
 
 
-def _plain(lm: QuantizedLM, context: str) -> bool:
+def _plain(lm: QuantizedLM | ServerLM, context: str) -> bool:
     """Whether a context has no trailing space to move, and does not begin with the first token itself."""
     first = lm.tokenizer.decode(lm.prefix_token_id)
     return bool(context) and context == context.rstrip() and not context.startswith(first)
 
 
-def encode(lm: QuantizedLM, texts: Sequence[str]) -> list[list[int]]:
+def encode(lm: QuantizedLM | ServerLM, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, as `HFLM.tok_encode` gives them."""
     options: dict[str, Any] = {} if lm.add_bos_token is None else {"add_special_tokens": lm.add_bos_token}
     with patch.dict(os.environ, TOKENIZERS_PARALLELISM="true"):  # commands turn it off; nothing forks in here

@@ -13,12 +13,11 @@ from rolaq.eval.material import Material
 from rolaq.eval.results import Row
 from rolaq.eval.tables import at, mean, pivot_markdown, settings
 from rolaq.eval.task_tables import (
-    averaged_markdown,
     comparable_tasks,
     paired_markdown,
-    seeds_markdown,
     stamp_of,
     task_names,
+    task_sections,
 )
 
 
@@ -61,14 +60,10 @@ def table1(material: Material, folder: Path) -> Section:
     """Six tasks by method, budget and seed, and the paired tests."""
     section = Section("table1", "Six tasks (Tables 1 and 8 to 11)")
     rows = main_rows(material, "tasks")
+    section.tables = task_sections(rows)
     for name in settings(rows):
         mine = comparable_tasks(at(rows, name))
         stamp = f" – {text}" if (text := stamp_of(mine)) else ""
-        section.tables[f"Accuracy, %, {name}{stamp}"] = averaged_markdown(mine)
-        section.tables[f"RoLaQ by seed, {name}{stamp}"] = seeds_markdown(mine)
-        section.tables[f"RoLaQ against each method, the same items, McNemar's exact test, {name}{stamp}"] = (
-            paired_markdown(mine)
-        )
         path = folder / f"tasks_{name.replace(' ', '_')}.png"
         section.figures[f"Six tasks, {name}{stamp}"] = experiment_plots.task_bars(
             mine, task_names(mine), path

@@ -75,16 +75,15 @@ class Ruler:
         self.id = digest(tokens, *(f"{doc['input']}{doc['gen_prefix']}{doc['outputs']}" for doc in documents))
 
     def attempt(self, lm: QuantizedLM, method: Method, protection: Protection) -> list[Row]:
-        """`run`, again with half the batch where memory runs out."""
+        """One method and budget; again with half the batch where memory runs out."""
         while True:
             with halved_when_full(lm):
-                return self.run(lm, method, protection)
+                return self.run(lm.use(method, protection))
 
-    def run(self, lm: QuantizedLM, method: Method, protection: Protection) -> list[Row]:
-        """Rows of task, length, score (0 to 100, as RULER rounds it) and n, for one method and budget."""
+    def run(self, lm: Any) -> list[Row]:
+        """Rows of task, length, score (0 to 100, as RULER rounds it) and n, for a language model of lm-eval."""
         from lm_eval import evaluate as run_tasks  # simple_evaluate looks at the hub and at git
 
-        lm.use(method, protection)
         samples: dict[str, list[dict[str, Any]]] = {}
         for names in self._groups(lm):
             tasks = {name: self.tasks[name] for name in names}
@@ -92,7 +91,7 @@ class Ruler:
                 samples |= run_tasks(lm, {"tasks": tasks}, bootstrap_iters=0, log_samples=True)["samples"]
         return [row for name in self.tasks for row in _rows(name, samples[name])]
 
-    def _groups(self, lm: QuantizedLM) -> list[list[str]]:
+    def _groups(self, lm: Any) -> list[list[str]]:
         """Tasks of short and of long answers: a batch is generated until its last answer ends."""
         longest = {
             name: max(len(lm.tok_encode(", ".join(doc["outputs"]))) for doc in task.test_docs())

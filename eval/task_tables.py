@@ -11,7 +11,7 @@ from rolaq.eval.benchmarks import BENCHMARKS
 from rolaq.eval.paired import disagreements, mcnemar, unpacked
 from rolaq.eval.results import Row
 from rolaq.eval.ruler_config import RULER_SHORT
-from rolaq.eval.tables import distinct, mean, methods
+from rolaq.eval.tables import at, distinct, mean, methods, settings
 
 OURS = "rolaq"
 
@@ -78,12 +78,27 @@ def averaged_markdown(rows: Sequence[Row]) -> str:
 def seeds_markdown(rows: Sequence[Row]) -> str:
     """A row per seed of RoLaQ (Tables 9 to 11)."""
     mine = [row for row in rows if row["method"] == OURS and not row.get("variant")]
+    if not mine:
+        return ""
     names = task_names(rows)
     lines = []
     for seed in distinct(mine, "seed"):
         scores = {row["task"]: row["score"] for row in mine if row["seed"] == seed}
         lines.append({"seed": seed, **scores, "mean": mean(scores.values())})
     return markdown_table(lines, {"seed": "seed", **names, "mean": "mean"})
+
+
+def task_sections(rows: Sequence[Row]) -> dict[str, str]:
+    """Accuracy, seeds and paired tests of every setting, as Markdown by title; a limit is stamped on each."""
+    found = {}
+    for name in settings(rows):
+        mine = comparable_tasks(at(rows, name))
+        stamp = f" – {text}" if (text := stamp_of(mine)) else ""
+        found[f"Accuracy, %, {name}{stamp}"] = averaged_markdown(mine)
+        found[f"RoLaQ by seed, {name}{stamp}"] = seeds_markdown(mine)
+        title = f"RoLaQ against each method, the same items, McNemar's exact test, {name}{stamp}"
+        found[title] = paired_markdown(mine)
+    return {title: text for title, text in found.items() if text}
 
 
 def paired(rows: Sequence[Row]) -> list[Row]:
