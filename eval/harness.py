@@ -109,7 +109,7 @@ class Harness:
             try:
                 with quiet():
                     task.build_all_requests(limit=self.limit, apply_chat_template=self.chat, **options)
-            except AssertionError as error:
+            except (AssertionError, ValueError) as error:  # too few to choose from
                 raise RolaqError(f"suite.benchmarks.shots of {self.task}: {one_line(error)}") from error
             if self.benchmark.generates:
                 wanted = task.get_config("generation_kwargs") or {}

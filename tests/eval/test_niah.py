@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from rolaq.common.errors import RolaqError
 from rolaq.eval import niah
-from rolaq.eval.ruler_config import RULER_TASKS
 from rolaq.eval.ruler import TASKS
+from rolaq.eval.ruler_config import RULER_TASKS
 
 ESSAY = [f"Sentence number {i} is about the weather and the sea." for i in range(400)]
 

@@ -47,7 +47,9 @@ def test_page_is_self_contained(folder):
     cfg = config(folder)
     page, figures = build(cfg, suites(cfg))
     sources = re.findall(r'src="([^"]{0,30})', page)
-    assert len(sources) >= len(figures) >= 6 and all(source.startswith("data:image/png;base64,") for source in sources)
+    assert len(sources) >= len(figures) >= 6 and all(
+        source.startswith("data:image/png;base64,") for source in sources
+    )
     assert "width=device-width" in page and "color-scheme: light dark" in page
     assert 'class="ours"><td>rolaq</td>' in page
     assert not re.search(r"https?://", page)
