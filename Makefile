@@ -1,9 +1,10 @@
 # RoLaQ: 2-bit KV caches for Multi-head Latent Attention models.
-# Variables: MODEL (a file of conf/model/), SUITE (conf/suite/), ARGS (more Hydra overrides),
+# Variables: MODEL (a file of conf/model/), SUITE (conf/suite/), NAME (of an experiment), ARGS (more Hydra overrides),
 # PYTHON (the interpreter that makes .venv).
 
 MODEL ?= tiny
 SUITE ?= quick
+NAME ?=
 ARGS ?=
 PYTHON ?= python3
 EXTRAS ?= dev,eval
@@ -20,7 +21,7 @@ export OMP_WAIT_POLICY ?= passive
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup calibrate eval report bench test lint clean
+.PHONY: help setup calibrate eval experiment report bench test lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +34,9 @@ calibrate: $(STAMP) ## learn rotations and thresholds for MODEL into artifacts/
 
 eval: $(STAMP) ## compare all methods on MODEL with SUITE into results/
 	@$(BIN)/python -m rolaq.eval model=$(MODEL) suite=$(SUITE) $(ARGS)
+
+experiment: $(STAMP) ## one table or figure of the paper, NAME=table1 … figure8: calibrations, evaluations, report
+	@$(BIN)/python -m rolaq.eval.experiments $(NAME) model=$(MODEL) $(ARGS)
 
 report: $(STAMP) ## make the HTML page, figures and README tables from what was measured
 	@$(BIN)/python -m rolaq.eval.report model=$(MODEL) $(ARGS)

@@ -80,7 +80,7 @@ def _table(rows: Sequence[Row], kinds: Mapping[str, Row], accuracy: Mapping[str,
     """One line per kind: its description, S as mean ± sample deviation, seeds, and the six-task mean."""
     lines = []
     for kind, mine in by_kind(rows, list(kinds)).items():
-        numbers = {"S": spread([row["S"] for row in mine]), "seeds": len(mine), "tasks": accuracy.get(kind)}
+        numbers = {"S": spread([row["S"] for row in mine], digits=3), "seeds": len(mine), "tasks": accuracy.get(kind)}
         lines.append({**kinds[kind], **numbers})
     if not lines:
         return ""

@@ -17,8 +17,8 @@ p, figure { max-width: 60rem; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { white-space: normal; vertical-align: bottom; min-width: 3.2rem; }
-th:first-child, td:first-child { text-align: left; }
-tr.ours td { font-weight: 600; background: var(--soft); }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
+tr.ours td { font-weight: 600; } tr.ours td:not(:first-child) { background: var(--soft); }
 figure { margin: 1rem 0; } figcaption { font-size: .85rem; color: #888; }
 img { max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
 summary { cursor: pointer; padding: .3rem 0; }

@@ -62,12 +62,12 @@ def averaged(rows: Sequence[Row]) -> list[Row]:
     return result
 
 
-def spread(values: Sequence[float]) -> str | None:
-    """``46.71``, or ``46.71 ± 0.12`` of several; None of nothing."""
+def spread(values: Sequence[float], digits: int = 2) -> str | None:
+    """``46.71``, or ``46.71 ± 0.12`` (mean and sample deviation) of several; None of nothing."""
     if not values:
         return None
-    average = f"{statistics.mean(values):.2f}"
-    return f"{average} ± {statistics.stdev(values):.2f}" if len(values) > 1 else average
+    average = f"{statistics.mean(values):.{digits}f}"
+    return f"{average} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else average
 
 
 def averaged_markdown(rows: Sequence[Row]) -> str:
