@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rolaq.common.errors import RolaqError, one_line
 from rolaq.eval.benchmarks import BENCHMARKS, Benchmark, redirected
@@ -72,7 +75,7 @@ class Harness:
         """
         from lm_eval import evaluate  # simple_evaluate looks at the hub and at git
 
-        with quiet():
+        with quiet(), templates_kept():
             found = evaluate(
                 lm,
                 self.loaded,
@@ -107,7 +110,7 @@ class Harness:
         options = {"chat_template": lm.apply_chat_template} if self.chat else {}
         for task in self.loaded["tasks"].values():
             try:
-                with quiet():
+                with quiet(), templates_kept():
                     task.build_all_requests(limit=self.limit, apply_chat_template=self.chat, **options)
             except (AssertionError, ValueError) as error:  # too few to choose from
                 raise RolaqError(f"suite.benchmarks.shots of {self.task}: {one_line(error)}") from error
@@ -117,6 +120,15 @@ class Harness:
         texts = {item.args[0] for task in self.loaded["tasks"].values() for item in task.instances}
         tokens = max(len(lm.tok_encode(text)) for text in sorted(texts, key=len)[-4:])
         return min(tokens + generated, room), generated
+
+
+@contextmanager
+def templates_kept() -> Iterator[None]:
+    """Within it lm-eval compiles each prompt template once; by itself it does so for every example of every item."""
+    from lm_eval.utils import env
+
+    with patch.object(env, "from_string", cache(env.from_string)):
+        yield
 
 
 def _load(task: str, benchmark: Benchmark, places: list[Path], code_eval: CodeEval) -> dict[str, Any]:
