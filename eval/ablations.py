@@ -67,7 +67,21 @@ def _run_row(summary: Mapping[str, Any], kind: str) -> Row:
         "tokens": summary["tokens"],
         "commit": made.get("commit"),
         "gpu": made.get("device"),
+        "command": _command(summary["model"], summary["seed"], settings),
     }
+
+
+def _command(model: str, seed: int, settings: Mapping[str, Any]) -> str:
+    """The single calibration that repeats a run, on the same text."""
+    varied = (
+        "quant.rotation",
+        "quant.threshold",
+        "quant.spec.gain_rule",
+        "calib.objective",
+        "calib.lr_rotation",
+    )
+    values = " ".join(f"{key}={settings[key]}" for key in varied)
+    return f"python -m rolaq.calib calib=full model={model} seed={seed} {values}"
 
 
 def by_kind(rows: Iterable[Row], kinds: Sequence[str]) -> dict[str, list[Row]]:
@@ -80,7 +94,11 @@ def _table(rows: Sequence[Row], kinds: Mapping[str, Row], accuracy: Mapping[str,
     """One line per kind: its description, S as mean ± sample deviation, seeds, and the six-task mean."""
     lines = []
     for kind, mine in by_kind(rows, list(kinds)).items():
-        numbers = {"S": spread([row["S"] for row in mine], digits=3), "seeds": len(mine), "tasks": accuracy.get(kind)}
+        numbers = {
+            "S": spread([row["S"] for row in mine], digits=3),
+            "seeds": len(mine),
+            "tasks": accuracy.get(kind),
+        }
         lines.append({**kinds[kind], **numbers})
     if not lines:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,18 +94,20 @@ def refresh_pages(pages: Sequence[str], folder: Path) -> list[Path]:
 
 
 def readings(path: Path) -> dict[str, str]:
-    """The paragraphs below each ``## name`` heading of a Markdown file; none where there is no file."""
+    """What a Markdown page says between a heading and each table marked below it, by the table's name."""
     if not path.is_file():
         return {}
-    parts = path.read_text(encoding="utf-8").split("\n## ")[1:]
-    return {part.split("\n", 1)[0].strip(): part.partition("\n")[2].strip() for part in parts}
+    found = re.findall(
+        r"^## [^\n]*\n\n(.*?)<!-- results:start ([\w-]+) -->", path.read_text("utf-8"), re.DOTALL | re.M
+    )
+    return {name: text.split("\n## ")[-1].strip() for text, name in found}
 
 
 def build(cfg: ReportConfig, results: Sequence[Results]) -> tuple[str, dict[str, Path]]:
     """The page, and its figures by caption."""
     name, docs = cfg.model.name, Path(cfg.docs) / "results"
     material = gather(name, results, cfg.artifacts, docs)
-    said = readings(docs / "readings.md") if name == "tiny" else {}
+    said = readings(Path(cfg.docs) / "experiments.md") if name == "tiny" else {}
     return page.build(material, artifact_of(cfg), said, Path(cfg.output) / name / "figures")
 
 
