@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,11 @@ def folders(root: str | None, data: DataConfig) -> list[Path]:
 
 def content_id(name: str, places: list[Path]) -> str:
     """Stands for the content of a benchmark's local files; the data set's name where it is on the hub."""
-    data = BENCHMARKS[name].data
+    return _content(BENCHMARKS[name].data, tuple(places))
+
+
+@cache
+def _content(data: str, places: tuple[Path, ...]) -> str:
     if not places:
         return data
     found = hashlib.sha256()

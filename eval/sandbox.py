@@ -87,7 +87,8 @@ class CodeEval:
 
     def __init__(self, timeout: float = 10.0, memory_mb: int = 2048, workers: int | None = None) -> None:
         self.limits = (timeout, memory_mb)
-        self.workers = workers or max(1, len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.workers = workers or cores
         self._known: dict[str, bool] = {}
 
     def warm(self, programs: list[str]) -> None:

@@ -150,6 +150,17 @@ def test_user_errors(workspace, root, tmp_path, argument):
     assert ERRORS[argument] in str(error.value) and "\n" not in str(error.value)
 
 
+def test_hub_out_of_reach_says_what_to_do(workspace, root, tmp_path, monkeypatch):
+    def fails(*arguments, **options):
+        raise ConnectionError("no route to the hub\nand more")
+
+    monkeypatch.setattr(datasets, "load_dataset", fails)
+    with pytest.raises(
+        RolaqError, match="cannot load mandarjoshi/trivia_qa from the .* hub .no route .*data.root="
+    ):
+        evaluate(composed(workspace, root, tmp_path, "suite.benchmarks.root=hub"))
+
+
 def test_damaged_file_names_its_line(workspace, root, tmp_path):
     make(tmp_path / "data")
     path = tmp_path / "data" / "triviaqa" / "validation.jsonl"
