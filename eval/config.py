@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from rolaq.common.config import Config, DataConfig, ModelConfig, TrackingConfig
 from rolaq.common.errors import RolaqError, lookup
-from rolaq.eval.methods import METHODS
+from rolaq.eval.methods import METHODS, PAPER
 from rolaq.quant.protection import Protection
 
 RULER_TASKS = (
@@ -173,7 +173,7 @@ class EvalConfig(Config):
     tracking: TrackingConfig
     suite: SuiteConfig
     protect: ProtectConfig
-    methods: list[str] = Field(list(METHODS), min_length=1)
+    methods: list[str] = Field(list(PAPER), min_length=1)
     artifact: str = "auto"
     artifacts: str = "artifacts"
     output: str = "results"
