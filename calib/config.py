@@ -24,8 +24,8 @@ class FeedbackConfig(Config):
 
     sensitivity: Literal["fisher", "attention", "weights"] = "fisher"
     tokens: PositiveInt = 65536
-    eps: tuple[PositiveFloat, ...] = Field(default=(0.03, 0.05, 0.1), min_length=1)
-    whitening: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(default=(0.6,), min_length=1)
+    eps: tuple[PositiveFloat, ...] = Field(default=(0.02, 0.03, 0.05, 0.1), min_length=1)
+    whitening: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(default=(0.4, 0.6, 0.75, 0.9), min_length=1)
     centre: bool = True
     start: Literal["equalising", "hadamard", "oscar"] = "equalising"
 
