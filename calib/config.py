@@ -18,14 +18,16 @@ PAPER_LENGTHS = (512, 2048, 4096)
 class FeedbackConfig(Config):
     """Error feedback: the sensitivity, and the basis that rotations start from (see calib/README.md).
 
-    tokens: training text that the sensitivity is measured on. eps and whitening: candidates, of which
+    batches: training batches, from the first, that the sensitivity is measured on. eps and whitening: candidates, of which
     the pair with the lowest validation KL is taken. centre: subtract the layer's mean latent.
     """
 
     sensitivity: Literal["fisher", "attention", "weights"] = "fisher"
-    tokens: PositiveInt = 65536
+    batches: PositiveInt = 16
     eps: tuple[PositiveFloat, ...] = Field(default=(0.02, 0.03, 0.05, 0.1), min_length=1)
-    whitening: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(default=(0.4, 0.6, 0.75, 0.9), min_length=1)
+    whitening: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
+        default=(0.4, 0.6, 0.75, 0.9), min_length=1
+    )
     centre: bool = True
     start: Literal["equalising", "hadamard", "oscar"] = "equalising"
 

@@ -111,7 +111,7 @@ def build_shaped_student(
     """The learnable quantizer with error feedback: measure the sensitivity, choose the basis on validation text."""
     quant = session.settings.quant
     assert quant.feedback is not None
-    texts = _leading(batches, quant.feedback.tokens)
+    texts = batches[: quant.feedback.batches]
     print(
         f"measuring the sensitivity ({quant.feedback.sensitivity}) on {sum(t.numel() for t in texts)} tokens"
     )
@@ -131,11 +131,3 @@ def build_shaped_student(
         state.history += [{"kind": "basis", **row} for row in tried]
     print(markdown_table(tried, ["eps", "whitening", "kl"]))
     return student
-
-
-def _leading(batches: Sequence[Tensor], tokens: int) -> list[Tensor]:
-    """The first batches, until they hold `tokens` tokens or all are taken."""
-    taken: list[Tensor] = []
-    while len(taken) < len(batches) and sum(ids.numel() for ids in taken) < tokens:
-        taken.append(batches[len(taken)])
-    return taken

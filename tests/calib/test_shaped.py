@@ -133,7 +133,7 @@ def test_feedback_lowers_kl_of_the_trained_quantizer(model, layers):
 
 
 def test_whole_run(overrides, tmp_path):
-    more = ["quant=feedback", "quant.feedback.tokens=256", "quant.feedback.eps=[0.1]", f"folder={tmp_path}"]
+    more = ["quant=feedback", "quant.feedback.batches=2", "quant.feedback.eps=[0.1]", f"folder={tmp_path}"]
     calibrate(overrides, *more)
     artifact = Artifact.load(tmp_path / "rolaq-feedback")
     summary = json.loads((tmp_path / "calibration-feedback/summary.json").read_text())
