@@ -16,6 +16,7 @@ from rolaq.quant.spec import QuantizerSpec
 
 GROUP = 128
 ROTATE_FIRST = 3072  # tokens: below, a launch of its own rotates, so that few tokens still use many programs
+FEW, MANY = (16, 4), (64, 8)  # tokens of a program, warps
 TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds half to even
 
 
@@ -208,12 +209,12 @@ def write_with_feedback(
         latents, rotated = scratch, True
     factor = torch.tensor(2 * spec.a_in, dtype=torch.float32) * torch.tensor(writer.gain, dtype=torch.float32)
     exact = exact_latents is not None
-    block = 16 if n < ROTATE_FIRST else 64
+    block, warps = FEW if n < ROTATE_FIRST else MANY
     _chain_kernel[(triton.cdiv(n, block),)](
         latents, rope.contiguous().view(torch.int16), writer.rotation, writer.shift, writer.weight, writer.unit,
         slots, rows.view(torch.int16), rows.view(torch.float32), exact_latents if exact else latents,
         exact_index if exact else slots, n, writer.threshold, factor.item(), (ERROR_LEVELS / factor).item(),
         spec.sigma_eps, D=d, DR=d_r, M=block, K=64, BLOCK=spec.feedback_block, LEVELS=float(ERROR_LEVELS),
-        TOP=float(WEIGHT_LEVELS), ROTATE=not rotated, EXACT=exact, TYPE=kind, num_warps=8 if block == 64 else 4,
+        TOP=float(WEIGHT_LEVELS), ROTATE=not rotated, EXACT=exact, TYPE=kind, num_warps=warps,
         num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
