@@ -41,7 +41,15 @@ class Artifact:
 
     @property
     def rotation(self) -> Tensor:
-        """What the write multiplies with, `[L, d, d]` fp32; orthogonal unless the method feeds errors back."""
+        """R of each layer, `[L, d, d]` fp32, orthogonal.
+
+        Raises `RolaqError` where errors are fed back: such a row is written and read through `method()`.
+        """
+        if self.config.method == FEEDBACK_METHOD:
+            raise RolaqError(
+                f"a {FEEDBACK_METHOD} artifact has no rotation to fold and write with: take its method()'s "
+                "quantize, read_matrix and mean, or calibrate without quant=feedback"
+            )
         return self.tensors["rotation"]
 
     @property

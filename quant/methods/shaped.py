@@ -50,6 +50,11 @@ class ShapedMethod:
         moved = {key: tensor.to(device) for key, tensor in self.tensors.items()}
         return type(self)(self.name, moved, self.spec)
 
+    @property
+    def read_matrix(self) -> Tensor:
+        """What projections are folded with, `[L, d, d]` fp32: `P^{-T}` (`quant.folding.fold`)."""
+        return self.inverse.mT
+
     def by_token(self, tokens: int) -> bool:
         """Tokens are quantized one by one whatever their positions."""
         return True

@@ -56,6 +56,8 @@ def test_artifact_of_format_two(tmp_path):
     latent = torch.randn(1, 5, DIM)
     expected = ShapedMethod("rolaq-feedback", tensors(), SPEC).reconstruct(latent, 2)
     assert torch.equal(loaded.method().reconstruct(latent, 2), expected)
+    with pytest.raises(RolaqError, match="no rotation to fold and write with"):
+        loaded.rotation  # noqa: B018
     method = build_method("rolaq-feedback", artifact=loaded, d=DIM, layers=LAYERS)
     assert torch.equal(method.reconstruct(latent, 2), expected)
 
@@ -112,7 +114,7 @@ def test_folded_attention_needs_neither_the_inverse_nor_the_mean(kind):
         bias = torch.cat(
             (torch.zeros(layer.heads, layer.nope_dim), value_bias(layer, method.mean[layer.index])), 1
         )
-        projection.weight.data = fold(projection.weight.data, method.inverse[layer.index].mT)
+        projection.weight.data = fold(projection.weight.data, method.read_matrix[layer.index])
         projection.bias = torch.nn.Parameter(bias.flatten())
 
         def written(module, args, layer=layer):
