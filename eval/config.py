@@ -105,7 +105,7 @@ class SuiteConfig(Config):
     gain_sweep: GainConfig | None = None
     kappa_sweep: KappaConfig | None = None
     energy: bool = True
-    methods: list[str] = list(METHODS)
+    methods: list[str] = list(PAPER)
 
     @property
     def passes(self) -> list[Pass]:
