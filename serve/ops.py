@@ -27,6 +27,11 @@ class Layer:
         """Bytes of the rotation."""
         return self.rotation.nbytes
 
+    def rotate(self, latents: Tensor) -> Tensor:
+        """`latents [n, d] @ R` in fp32, in the latents' dtype."""
+        rotation = self.rotation.float().sum(0) if self.rotation.ndim == 3 else self.rotation
+        return (latents.float() @ rotation).to(latents.dtype)
+
 
 def store(
     latents: Tensor, rope: Tensor, layer: Layer, slots: Tensor, rows: Tensor, exact: Tensor, exact_row: Tensor,
