@@ -1,0 +1,94 @@
+"""The value warps of the Gluon decode kernel: they copy tiles, multiply weights and codes, write the result."""
+
+# mypy: disable-error-code="assignment"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from rolaq.kernels.gluon_copies import copy_tile, tile_slots
+from rolaq.kernels.gluon_operands import FLAT, HALVES, ROWS, TILE, barrier, half_selector, halves, planes, put
+
+
+@gluon.jit
+def _add_values(o, code_s, weight_s, first, selector, GH: gl.constexpr):
+    """Add a tile's weights times codes: plane i of either half to `o[i] [2, 16, W]`."""
+    left: gl.constexpr = gl.DotOperandLayout(0, HALVES, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, HALVES, 2)
+    for k in gl.static_range(TILE // 16):
+        words = halves(code_s.slice(16 * k, 16, dim=0).load(gl.SliceLayout(0, right)), selector)
+        plane = planes(words)
+        for g in gl.static_range(GH):
+            w = weight_s.index(first + g).slice(16 * k, 16, dim=2).load(left)
+            for i in gl.static_range(4 // GH):
+                o = put(o, g * (4 // GH) + i, mma_v2(w, plane[g * (4 // GH) + i], o[g * (4 // GH) + i]))
+    return o
+
+
+@gluon.jit
+def _store(o, part_at, inverse_s, mean_s, D: gl.constexpr, GH: gl.constexpr):
+    """Normalize the sums and write them: plane j carries `2^(2j - 133)`."""
+    W: gl.constexpr = D // 8
+    inverse = inverse_s.load(gl.SliceLayout(0, gl.SliceLayout(2, HALVES)))[None, :, None] * 2.0**69
+    half = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, HALVES)))[:, None, None]
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(2, HALVES)))[None, :, None]
+    word = gl.arange(0, W, layout=gl.SliceLayout(0, gl.SliceLayout(1, HALVES)))[None, None, :]
+    at = part_at + half * (4 * W) + row * D + word
+    for i in gl.static_range(4):
+        mean = mean_s.index(i // (4 // GH)).load(gl.SliceLayout(2, HALVES))[:, :, None]
+        gl.store(at + i * W, (o[i] * 2.0 ** (64 - 2 * i)) * inverse + mean)
+
+
+@gluon.jit
+def _next(start, begin, end):
+    """Start of the tile after this one; after the last the first again."""
+    return gl.where(start + TILE < end, start + TILE, begin)
+
+
+@gluon.jit
+def values(
+    rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s, inverse_s, mean_s, again_s,
+    full, ready, free, done,
+    D: gl.constexpr, DR: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy the item's tiles, `STAGES - 1` ahead; as the logit warps hand over weights, add up the output;
+    again from the start where they ask for it; write the item's part."""
+    W: gl.constexpr = D // 8
+    G: gl.constexpr = D // 128
+    GH: gl.constexpr = G // 2
+    selector = half_selector(gl.DotOperandLayout(1, HALVES, 2))
+    start = begin
+    for i in gl.static_range(STAGES - 1):
+        slots = tile_slots(table, start, end, PAGE, W, DR, G)
+        copy_tile(
+            rows16, rows32, slots, code_s.index(i), rope_s.index(i), par_s.index(i), full.index(i), W, DR, G
+        )
+        start = _next(start, begin, end)
+    slots = tile_slots(table, start, end, PAGE, W, DR, G)
+    tiles = (end - begin + TILE - 1) // TILE
+    o = (gl.zeros([2, ROWS, W], gl.float32, HALVES),) * 4
+    count = 0
+    attempt = 0
+    more = 1
+    while more > 0:
+        o = (gl.zeros([2, ROWS, W], gl.float32, HALVES),) * 4
+        for _ in range(tiles):
+            stage = count % STAGES
+            buffer = count % 2
+            ahead = (count + STAGES - 1) % STAGES
+            mbarrier.wait(ready.index(buffer), (count // 2) & 1)
+            barrier()  # every warp is done with the tile before this one
+            copy_tile(
+                rows16, rows32, slots, code_s.index(ahead), rope_s.index(ahead), par_s.index(ahead),
+                full.index(ahead), W, DR, G,
+            )  # fmt: skip
+            start = _next(start, begin, end)
+            slots = tile_slots(table, start, end, PAGE, W, DR, G)
+            o = _add_values(o, code_s.index(stage), weight_s, buffer * GH, selector, GH)
+            mbarrier.arrive(free.index(buffer), count=1)
+            count += 1
+        mbarrier.wait(done.index(attempt % 4), (attempt // 4) & 1)
+        more = gl.max(again_s.index(attempt % 4).load(gl.SliceLayout(1, FLAT)), 0)
+        attempt += 1
+    _store(o, part_at, inverse_s, mean_s, D, GH)
