@@ -36,9 +36,9 @@ def _packed(
     code_s = gl.allocate_shared_memory(gl.int16, [STAGES, TILE, W], SW)
     rope_s = gl.allocate_shared_memory(gl.int16, [STAGES, TILE, DR], SR)
     par_s = gl.allocate_shared_memory(gl.float32, [STAGES, TILE, 2 * G], PLAIN)
-    weight_s = gl.allocate_shared_memory(gl.bfloat16, [G, 2, ROWS, TILE], CUBE)
+    weight_s = gl.allocate_shared_memory(gl.bfloat16, [2, G // 2, 2, ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [3, 2, 1, 0]))
     part_s = gl.allocate_shared_memory(gl.float32, [2, 2, ROWS, TILE], CUBE)
-    qr_s = gl.allocate_shared_memory(gl.bfloat16, [ROWS, DR], SR)
+    qr_s = gl.allocate_shared_memory(gl.bfloat16, [DR // 32, 2, ROWS, 16], gl.SwizzledSharedLayout(8, 4, 2, [2, 1, 0]))
     sum_s = gl.allocate_shared_memory(gl.float32, [G // 2, 2, ROWS], PLAIN)
     mean_s = gl.allocate_shared_memory(gl.float32, [G // 2, 2, ROWS], PLAIN)
     inverse_s = gl.allocate_shared_memory(gl.float32, [ROWS], LINE)
@@ -60,7 +60,7 @@ def _packed(
             (
                 values,
                 (
-                    rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s, inverse_s, mean_s,
+                    rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s._reinterpret(gl.bfloat16, [G, 2, ROWS, TILE], CUBE), inverse_s, mean_s,
                     again_s, full, ready, free, done, D, DR, PAGE, STAGES,
                 ),
             ),

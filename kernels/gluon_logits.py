@@ -27,9 +27,9 @@ from rolaq.kernels.gluon_operands import (
 
 
 @gluon.jit
-def _queries(base, block, q_col, scale, sum_s, COLS: gl.constexpr, W: gl.constexpr, GH: gl.constexpr):
+def _queries(base, block, q_col, sum_s, COLS: gl.constexpr, W: gl.constexpr, GH: gl.constexpr):
     """Query operands, 16 words of plane i of both halves each, times 2^(100 - 2i); their sums by group
-    times `scale` into `sum_s [GH, 2, 16]`. They stay in registers for the whole item."""
+    times 2^-33 into `sum_s [GH, 2, 16]`. They stay in registers for the whole item."""
     left: gl.constexpr = gl.DotOperandLayout(0, HALVES, 2)
     half = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, left)))[:, None, None]
     col = block * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(2, left)))[None, :, None]
@@ -43,17 +43,21 @@ def _queries(base, block, q_col, scale, sum_s, COLS: gl.constexpr, W: gl.constex
                 x = gl.load(at + ((g * (4 // GH) + i) * W + 16 * k), mask=col < COLS, other=0.0).to(gl.float32)
                 total += x
                 q = q + ((x * 2.0 ** (100 - 2 * (g * (4 // GH) + i))).to(gl.bfloat16),)
-        sum_s.index(g).store(gl.sum(total, 2) * scale)
+        sum_s.index(g).store(gl.sum(total, 2) * 2.0**-33)
     return q
 
 
 @gluon.jit
-def _rope_queries(base, block, r_col, COLS: gl.constexpr, DR: gl.constexpr):
-    """RoPE query operand `[16, DR]` times 2^-33."""
-    left: gl.constexpr = gl.DotOperandLayout(0, FLAT, 2)
-    col = block * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, left))[:, None]
-    at = base + col * r_col + gl.arange(0, DR, layout=gl.SliceLayout(0, left))[None, :]
-    return (gl.load(at, mask=col < COLS, other=0.0).to(gl.float32) * 2.0**-33).to(gl.bfloat16)
+def _rope_queries(base, block, r_col, qr_s, COLS: gl.constexpr, DR: gl.constexpr):
+    """RoPE queries times 2^-33 into `qr_s [DR / 32, 2, 16, 16]`, 16 coordinates of each half a piece."""
+    left: gl.constexpr = gl.DotOperandLayout(0, HALVES, 2)
+    half = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, left)))[:, None, None]
+    col = block * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(2, left)))[None, :, None]
+    word = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, left)))[None, None, :]
+    at = base + col * r_col + half * (DR // 2) + word
+    for k in gl.static_range(DR // 32):
+        x = gl.load(at + 16 * k, mask=col < COLS, other=0.0).to(gl.float32)
+        qr_s.index(k).store((x * 2.0**-33).to(gl.bfloat16))
 
 
 @gluon.constexpr_function
@@ -83,19 +87,20 @@ def _flat_rows(groups):
 
 
 @gluon.jit
-def _half_scales(par_s, GH: gl.constexpr):
-    """Scales by token of each half's groups: GH of `[2, 1, 64]`."""
-    by_token: gl.constexpr = gl.SliceLayout(1, HALVES)
-    rows = par_s.load(_half_rows(2 * GH)).reshape([TILE, 2, GH, 2])
-    a, _b = rows.split()
+def _by_half_token(x):
+    return gl.convert_layout(x.permute([1, 0]), gl.SliceLayout(1, HALVES), assert_trivial=True)[:, None, :]
+
+
+@gluon.jit
+def _half_parameters(par_s, GH: gl.constexpr):
+    """Scales and offsets by token of each half's groups, GH of `[2, 1, 64]` each."""
+    a, b = par_s.load(_half_rows(2 * GH)).reshape([TILE, 2, GH, 2]).split()
     if GH == 1:
-        x = gl.convert_layout(a.reshape([TILE, 2]).permute([1, 0]), by_token, assert_trivial=True)
-        return (x[:, None, :],)
+        return (_by_half_token(a.reshape([TILE, 2])),), (_by_half_token(b.reshape([TILE, 2])),)
     else:
-        x, y = a.split()
-        x = gl.convert_layout(x.permute([1, 0]), by_token, assert_trivial=True)
-        y = gl.convert_layout(y.permute([1, 0]), by_token, assert_trivial=True)
-        return (x[:, None, :], y[:, None, :])
+        a0, a1 = a.split()
+        b0, b1 = b.split()
+        return (_by_half_token(a0), _by_half_token(a1)), (_by_half_token(b0), _by_half_token(b1))
 
 
 @gluon.jit
@@ -117,8 +122,10 @@ def _parameters(par_s, h: gl.constexpr, GH: gl.constexpr):
 
 
 @gluon.jit
-def _content(q, code_s, par_s, selector, W: gl.constexpr, GH: gl.constexpr):
-    """Each half's part of the logits, `[2, 16, 64]`, without offsets."""
+def _half_logits(
+    q, qr_s, sum_s, code_s, rope_s, par_s, selector, W: gl.constexpr, DR: gl.constexpr, GH: gl.constexpr
+):
+    """Each half's part of the logits, `[2, 16, 64]`: its groups, its half of the RoPE coordinates."""
     right: gl.constexpr = gl.DotOperandLayout(1, HALVES, 2)
     codes = code_s.permute((1, 0))
     s = (gl.zeros([2, ROWS, TILE], gl.float32, HALVES),) * GH
@@ -128,23 +135,16 @@ def _content(q, code_s, par_s, selector, W: gl.constexpr, GH: gl.constexpr):
             for g in gl.static_range(GH):
                 x = q[(g * (4 // GH) + i) * (W // 16) + k]
                 s = put(s, g, mma_v2(x, plane[g * (4 // GH) + i], s[g]))
-    scales = _half_scales(par_s, GH)
-    u = s[0] * scales[0]
+    a, b = _half_parameters(par_s, GH)
+    u = b[0] * sum_s.index(0).load(gl.SliceLayout(2, HALVES))[:, :, None]
+    u = s[0] * a[0] + u
     if GH == 2:
-        u += s[1] * scales[1]
-    return u
-
-
-@gluon.jit
-def _rope(qr_s, rope_s, DR: gl.constexpr):
-    """RoPE part of the logits, `[16, 64]`."""
-    left: gl.constexpr = gl.DotOperandLayout(0, FLAT, 2)
-    right: gl.constexpr = gl.DotOperandLayout(1, FLAT, 2)
-    keys = rope_s.permute((1, 0))
-    u = gl.zeros([ROWS, TILE], gl.float32, FLAT)
-    for k in gl.static_range(DR // 16):
-        key = keys.slice(16 * k, 16, dim=0).load(right).to(gl.bfloat16, bitcast=True)
-        u = mma_v2(qr_s.slice(16 * k, 16, dim=1).load(left), key, u)
+        u = b[1] * sum_s.index(1).load(gl.SliceLayout(2, HALVES))[:, :, None] + u
+        u = s[1] * a[1] + u
+    keys = rope_s.reshape([TILE, 2, DR // 2]).permute((1, 2, 0))
+    for k in gl.static_range(DR // 32):
+        key = keys.slice(16 * k, 16, dim=1).load(right).to(gl.bfloat16, bitcast=True)
+        u = mma_v2(qr_s.index(k).load(gl.DotOperandLayout(0, HALVES, 2)), key, u)
     return u
 
 
@@ -173,6 +173,15 @@ def _half(cube_s, dtype: gl.constexpr, h: gl.constexpr):
 
 
 @gluon.jit
+def _stack(weights, GH: gl.constexpr):
+    """Weights of the low half's groups, then the high half's → `[GH, 2, 16, 64]`, moving nothing."""
+    if GH == 1:
+        return pair_halves(weights[0], weights[1])[None, :, :, :]
+    else:
+        return gl.join(pair_halves(weights[0], weights[2]), pair_halves(weights[1], weights[3])).permute([3, 0, 1, 2])
+
+
+@gluon.jit
 def logits(
     q_base, r_base, lse_at, block, q_col, r_col, begin, end, length, scale,
     code_s, rope_s, par_s, weight_s, qr_s, sum_s, part_s, inverse_s, mean_s, again_s, full, ready, free, done,
@@ -186,16 +195,16 @@ def logits(
     by_row: gl.constexpr = gl.SliceLayout(1, FLAT)
     by_col: gl.constexpr = gl.SliceLayout(0, FLAT)
     selector = half_selector(gl.DotOperandLayout(1, HALVES, 2))
-    q = _queries(q_base, block, q_col, scale, sum_s, QUERIES * HEADS, W, GH)
-    qr_s.store(_rope_queries(r_base, block, r_col, QUERIES * HEADS, DR))
+    q = _queries(q_base, block, q_col, sum_s, QUERIES * HEADS, W, GH)
+    _rope_queries(r_base, block, r_col, qr_s, QUERIES * HEADS, DR)
     barrier()
-    flat_sum_s = sum_s._reinterpret(gl.float32, [G, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     visible = length - QUERIES + 1 + (block * ROWS + gl.arange(0, ROWS, layout=by_row)) // HEADS
     logit = scale * 2.0**33
     none, _b, _c, _d = own_tokens(gl.zeros([ROWS, TILE], gl.float32, FLAT))
     OWN: gl.constexpr = gl.SliceLayout(0, none.type.layout)
     m = gl.zeros([ROWS], gl.float32, by_row)
-    tiles = (end - begin + TILE - 1) // TILE
+    first = begin - begin % TILE
+    tiles = (end - first + TILE - 1) // TILE
     count = 0
     attempt = 0
     more = 1
@@ -208,23 +217,16 @@ def logits(
             buffer = count % 2
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
             par = par_s.index(stage)
-            half = _content(q, code_s.index(stage), par, selector, W, GH)
-            part_s.index(buffer).store(half)
-            u = _rope(qr_s, rope_s.index(stage), DR)
-            base = -m[:, None]
-            for h in gl.static_range(2):
-                _a, b = _parameters(par, h, GH)
-                for g in gl.static_range(GH):
-                    base += b[g][None, :] * flat_sum_s.index(2 * g + h).load(by_row)[:, None]
-            barrier()
+            u = _half_logits(q, qr_s, sum_s, code_s.index(stage), rope_s.index(stage), par, selector, W, DR, GH)
             part = part_s.index(buffer)
-            u += _half(part, gl.float32, 0).load(FLAT) + _half(part, gl.float32, 1).load(FLAT)
-            t = u * logit + base
-            token = begin + tile * TILE + gl.arange(0, TILE, layout=by_col)
-            if QUERIES == 1:
-                t = gl.where((token < end)[None, :], t, float("-inf"))
-            else:
-                t = gl.where(token[None, :] < gl.minimum(visible, end)[:, None], t, float("-inf"))
+            part.store(u)
+            barrier()
+            t = (_half(part, gl.float32, 0).load(FLAT) + _half(part, gl.float32, 1).load(FLAT)) * logit
+            t -= m[:, None]
+            if (tile == 0) | (tile + 1 == tiles) | (QUERIES > 1):
+                token = first + tile * TILE + gl.arange(0, TILE, layout=by_col)[None, :]
+                seen = (token >= begin) & (token < gl.minimum(visible, end)[:, None])
+                t = gl.where(seen, t, float("-inf"))
             if count == 0:
                 m = gl.max(t, 1)
                 m = gl.where(m == float("-inf"), 0.0, m) - 64.0
@@ -232,15 +234,17 @@ def logits(
             p = gl.exp2(t)  # the probabilities times 2^64
             x0, x1, x2, x3 = own_tokens(p)
             total += (x0 + x1) + (x2 + x3)
-            mbarrier.wait(free.index(buffer), ((count // 2) & 1) ^ 1)
+            weights = ()
             for h in gl.static_range(2):
                 a, b = _parameters(par, h, GH)
                 for g in gl.static_range(GH):
                     w = round_bf16(p * a[g][None, :])
-                    _half(weight_s.index(buffer * GH + g), gl.bfloat16, h).store(w)
+                    weights = weights + (w,)
                     c0, c1, c2, c3 = own(b[g] + 1.5 * a[g], OWN)
                     f = put(f, h * GH + g, f[h * GH + g] + x0 * c0 + x1 * c1 + x2 * c2 + x3 * c3)
                     weight_sums = _count_weights(weight_sums, w, h * GH + g)
+            mbarrier.wait(free.index(buffer), ((count // 2) & 1) ^ 1)
+            weight_s.index(buffer).store(_stack(weights, GH))
             mbarrier.arrive(ready.index(buffer), count=1)
             count += 1
         n = gl.convert_layout(gl.sum(gl.sum(total, 2), 1), by_row)

@@ -7,8 +7,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from rolaq.kernels.gluon_copies import copy_tile, tile_slots
-from rolaq.kernels.gluon_operands import FLAT, HALVES, ROWS, TILE, barrier, half_selector, halves, planes, put
+from rolaq.kernels.gluon_copies import copy_tile, look_up
+from rolaq.kernels.gluon_operands import FLAT, HALVES, ROWS, TILE, half_selector, halves, planes, put
 
 
 @gluon.jit
@@ -41,12 +41,6 @@ def _store(o, part_at, inverse_s, mean_s, D: gl.constexpr, GH: gl.constexpr):
 
 
 @gluon.jit
-def _next(start, begin, end):
-    """Start of the tile after this one; after the last the first again."""
-    return gl.where(start + TILE < end, start + TILE, begin)
-
-
-@gluon.jit
 def values(
     rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s, inverse_s, mean_s, again_s,
     full, ready, free, done,
@@ -58,15 +52,17 @@ def values(
     G: gl.constexpr = D // 128
     GH: gl.constexpr = G // 2
     selector = half_selector(gl.DotOperandLayout(1, HALVES, 2))
-    start = begin
+    first = begin - begin % TILE
+    start = first
     for i in gl.static_range(STAGES - 1):
-        slots = tile_slots(table, start, end, PAGE, W, DR, G)
+        found = look_up(table, start, begin, end, PAGE, W, DR, G)
         copy_tile(
-            rows16, rows32, slots, code_s.index(i), rope_s.index(i), par_s.index(i), full.index(i), W, DR, G
-        )
-        start = _next(start, begin, end)
-    slots = tile_slots(table, start, end, PAGE, W, DR, G)
-    tiles = (end - begin + TILE - 1) // TILE
+            rows16, rows32, found, start, begin, end, code_s.index(i), rope_s.index(i), par_s.index(i),
+            full.index(i), PAGE, W, DR, G,
+        )  # fmt: skip
+        start = gl.where(start + TILE < end, start + TILE, first)  # after the last tile the first again
+    found = look_up(table, start, begin, end, PAGE, W, DR, G)
+    tiles = (end - first + TILE - 1) // TILE
     o = (gl.zeros([2, ROWS, W], gl.float32, HALVES),) * 4
     count = 0
     attempt = 0
@@ -78,13 +74,12 @@ def values(
             buffer = count % 2
             ahead = (count + STAGES - 1) % STAGES
             mbarrier.wait(ready.index(buffer), (count // 2) & 1)
-            barrier()  # every warp is done with the tile before this one
             copy_tile(
-                rows16, rows32, slots, code_s.index(ahead), rope_s.index(ahead), par_s.index(ahead),
-                full.index(ahead), W, DR, G,
+                rows16, rows32, found, start, begin, end, code_s.index(ahead), rope_s.index(ahead),
+                par_s.index(ahead), full.index(ahead), PAGE, W, DR, G,
             )  # fmt: skip
-            start = _next(start, begin, end)
-            slots = tile_slots(table, start, end, PAGE, W, DR, G)
+            start = gl.where(start + TILE < end, start + TILE, first)
+            found = look_up(table, start, begin, end, PAGE, W, DR, G)
             o = _add_values(o, code_s.index(stage), weight_s, buffer * GH, selector, GH)
             mbarrier.arrive(free.index(buffer), count=1)
             count += 1
