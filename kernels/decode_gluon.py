@@ -32,21 +32,28 @@ def _packed(
     SR: gl.constexpr = gl.SwizzledSharedLayout(8, 64 // DR, DR // 8, [1, 0])
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     CUBE: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    PLAIN3: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     code_s = gl.allocate_shared_memory(gl.int16, [STAGES, TILE, W], SW)
     rope_s = gl.allocate_shared_memory(gl.int16, [STAGES, TILE, DR], SR)
     par_s = gl.allocate_shared_memory(gl.float32, [STAGES, TILE, 2 * G], PLAIN)
-    weight_s = gl.allocate_shared_memory(gl.bfloat16, [2, G // 2, 2, ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [3, 2, 1, 0]))
+    weight_s = gl.allocate_shared_memory(
+        gl.bfloat16, [2, G // 2, 2, ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [3, 2, 1, 0])
+    )
     part_s = gl.allocate_shared_memory(gl.float32, [2, 2, ROWS, TILE], CUBE)
-    qr_s = gl.allocate_shared_memory(gl.bfloat16, [DR // 32, 2, ROWS, 16], gl.SwizzledSharedLayout(8, 4, 2, [2, 1, 0]))
+    qr_s = gl.allocate_shared_memory(
+        gl.bfloat16, [DR // 32, 2, ROWS, 16], gl.SwizzledSharedLayout(8, 4, 2, [2, 1, 0])
+    )
     sum_s = gl.allocate_shared_memory(gl.float32, [G // 2, 2, ROWS], PLAIN)
-    mean_s = gl.allocate_shared_memory(gl.float32, [G // 2, 2, ROWS], PLAIN)
-    inverse_s = gl.allocate_shared_memory(gl.float32, [ROWS], LINE)
-    again_s = gl.allocate_shared_memory(gl.int32, [4, ROWS], LINE)
+    # The four warps' parts of sums by row: probabilities (an attempt each), offsets, rounded weights.
+    total_s = gl.allocate_shared_memory(gl.float32, [4, 4, ROWS], PLAIN)
+    mean_s = gl.allocate_shared_memory(gl.float32, [G, 4, ROWS], PLAIN)
+    rounded_s = gl.allocate_shared_memory(gl.float32, [4, ROWS, 8], PLAIN3)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    last = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(last, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=128)
     for i in gl.static_range(2):
@@ -60,15 +67,14 @@ def _packed(
             (
                 values,
                 (
-                    rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s._reinterpret(gl.bfloat16, [G, 2, ROWS, TILE], CUBE), inverse_s, mean_s,
-                    again_s, full, ready, free, done, D, DR, PAGE, STAGES,
+                    rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s._reinterpret(gl.bfloat16, [G, 2, ROWS, TILE], CUBE), total_s, mean_s._reinterpret(gl.float32, [G, 4, ROWS], PLAIN3), rounded_s, full, ready, free, done, last, D, DR, PAGE, STAGES,
                 ),
             ),
             (
                 logits,
                 (
                     q_base, r_base, lse_at, block, q_col, r_col, begin, end, length, scale, code_s, rope_s, par_s,
-                    weight_s, qr_s, sum_s, part_s, inverse_s, mean_s, again_s, full, ready, free, done,
+                    weight_s, qr_s, sum_s, part_s, total_s, mean_s, rounded_s, full, ready, free, done, last,
                     QUERIES, HEADS, D, DR, STAGES,
                 ),
             ),
@@ -111,7 +117,9 @@ def decode_item(
                 scale, QUERIES, HEADS, D, DR, PAGE,
             )  # fmt: skip
         elif SINK + RECENT > 0:
-            p_s = gl.allocate_shared_memory(gl.bfloat16, [ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+            p_s = gl.allocate_shared_memory(
+                gl.bfloat16, [ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+            )
             protected(
                 q_base, r_base, rows16, exact_ptr, exact_index + seq * (SINK + RECENT), window_ptr + seq * 2,
                 table, part_at, lse_at, block, q_col, r_col, length, scale, p_s,

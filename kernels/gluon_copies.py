@@ -33,9 +33,7 @@ def _slots(table, start, begin, end, PAGE: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def look_up(
-    table, start, begin, end, PAGE: gl.constexpr, W: gl.constexpr, DR: gl.constexpr, G: gl.constexpr
-):
+def look_up(table, start, begin, end, PAGE: gl.constexpr, W: gl.constexpr, DR: gl.constexpr, G: gl.constexpr):
     """What the page table says of the tile at `start`, a multiple of 64: its first row where a page holds
     whole tiles, else the rows of its tokens in the layouts of the three copies."""
     if PAGE % TILE == 0:

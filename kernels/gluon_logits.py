@@ -13,6 +13,7 @@ from rolaq.kernels.gluon_operands import (
     FLAT,
     HALVES,
     ROWS,
+    LIMIT,
     TILE,
     barrier,
     half_selector,
@@ -23,6 +24,8 @@ from rolaq.kernels.gluon_operands import (
     planes,
     put,
     round_bf16,
+    total_of,
+    warp_parts,
 )
 
 
@@ -40,7 +43,9 @@ def _queries(base, block, q_col, sum_s, COLS: gl.constexpr, W: gl.constexpr, GH:
         total = gl.zeros([2, ROWS, 16], gl.float32, left)
         for i in gl.static_range(4 // GH):
             for k in gl.static_range(W // 16):
-                x = gl.load(at + ((g * (4 // GH) + i) * W + 16 * k), mask=col < COLS, other=0.0).to(gl.float32)
+                x = gl.load(at + ((g * (4 // GH) + i) * W + 16 * k), mask=col < COLS, other=0.0).to(
+                    gl.float32
+                )
                 total += x
                 q = q + ((x * 2.0 ** (100 - 2 * (g * (4 // GH) + i))).to(gl.bfloat16),)
         sum_s.index(g).store(gl.sum(total, 2) * 2.0**-33)
@@ -176,15 +181,23 @@ def _half(cube_s, dtype: gl.constexpr, h: gl.constexpr):
 def _stack(weights, GH: gl.constexpr):
     """Weights of the low half's groups, then the high half's → `[GH, 2, 16, 64]`, moving nothing."""
     if GH == 1:
-        return pair_halves(weights[0], weights[1])[None, :, :, :]
+        return pair_halves(weights[0], weights[1]).reshape([1, 2, ROWS, TILE])
     else:
-        return gl.join(pair_halves(weights[0], weights[2]), pair_halves(weights[1], weights[3])).permute([3, 0, 1, 2])
+        return gl.join(pair_halves(weights[0], weights[2]), pair_halves(weights[1], weights[3])).permute(
+            [3, 0, 1, 2]
+        )
+
+
+@gluon.jit
+def _give(part_s, x):
+    """Each warp's part of a value by row, `[16, 4]`, into `part_s [4, 16]`."""
+    part_s.store(x.permute([1, 0]))
 
 
 @gluon.jit
 def logits(
     q_base, r_base, lse_at, block, q_col, r_col, begin, end, length, scale,
-    code_s, rope_s, par_s, weight_s, qr_s, sum_s, part_s, inverse_s, mean_s, again_s, full, ready, free, done,
+    code_s, rope_s, par_s, weight_s, qr_s, sum_s, part_s, total_s, mean_s, rounded_s, full, ready, free, done, last,
     QUERIES: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, DR: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """For each tile of the item: logits, probabilities relative to the first tile's maximum, and weights
@@ -208,6 +221,9 @@ def logits(
     count = 0
     attempt = 0
     more = 1
+    n = m
+    f = (none,) * G
+    weight_sums = gl.zeros([4, ROWS, 8], gl.float32, APART)
     while more > 0:
         f = (none,) * G
         total = none
@@ -217,7 +233,9 @@ def logits(
             buffer = count % 2
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
             par = par_s.index(stage)
-            u = _half_logits(q, qr_s, sum_s, code_s.index(stage), rope_s.index(stage), par, selector, W, DR, GH)
+            u = _half_logits(
+                q, qr_s, sum_s, code_s.index(stage), rope_s.index(stage), par, selector, W, DR, GH
+            )
             part = part_s.index(buffer)
             part.store(u)
             barrier()
@@ -228,7 +246,11 @@ def logits(
                 seen = (token >= begin) & (token < gl.minimum(visible, end)[:, None])
                 t = gl.where(seen, t, float("-inf"))
             if count == 0:
-                m = gl.max(t, 1)
+                x0, x1, x2, x3 = own_tokens(t)
+                top = gl.max(gl.maximum(gl.maximum(x0, x1), gl.maximum(x2, x3)), 2)
+                _give(total_s.index(3), top)
+                barrier()
+                m = gl.convert_layout(gl.max(warp_parts(total_s.index(3)), 0), by_row, assert_trivial=True)
                 m = gl.where(m == float("-inf"), 0.0, m) - 64.0
                 t = t - m[:, None]
             p = gl.exp2(t)  # the probabilities times 2^64
@@ -242,27 +264,22 @@ def logits(
                     weights = weights + (w,)
                     c0, c1, c2, c3 = own(b[g] + 1.5 * a[g], OWN)
                     f = put(f, h * GH + g, f[h * GH + g] + x0 * c0 + x1 * c1 + x2 * c2 + x3 * c3)
-                    weight_sums = _count_weights(weight_sums, w, h * GH + g)
+                    weight_sums = _count_weights(weight_sums, w, 2 * g + h)
             mbarrier.wait(free.index(buffer), ((count // 2) & 1) ^ 1)
             weight_s.index(buffer).store(_stack(weights, GH))
             mbarrier.arrive(ready.index(buffer), count=1)
             count += 1
-        n = gl.convert_layout(gl.sum(gl.sum(total, 2), 1), by_row)
-        # BF16 and fp32 keep their precision within 2^40 of the reference; beyond, with a higher one again.
-        again = n >= 2.0**104
-        again_s.index(attempt % 4).store(again.to(gl.int32))
-        inverse = gl.where(n > 0.0, 1.0 / n, 0.0)
-        inverse_s.store(inverse)
-        gl.store(lse_at + gl.arange(0, ROWS, layout=by_row), m + gl.log2(n))
-        column = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, APART)))[None, None, :]
-        means = ()
-        for g in gl.static_range(G):
-            rounded = gl.sum(gl.sum(gl.where(column == g, weight_sums, 0.0), 2), 0)
-            mean = gl.convert_layout(gl.sum(gl.sum(f[g], 2), 1), by_row)
-            means = means + ((mean - 1.5 * gl.convert_layout(rounded, by_row)) * inverse,)
-        for g in gl.static_range(GH):
-            mean_s.index(g).store(pair_halves(means[g], means[GH + g]))
+        _give(total_s.index(attempt % 4), gl.sum(total, 2))
         mbarrier.arrive(done.index(attempt % 4), count=1)
+        n = total_of(total_s.index(attempt % 4), by_row)
+        # BF16 and fp32 keep their precision within 2^40 of the reference; beyond, with a higher one again.
+        again = n >= LIMIT
         attempt += 1
         more = gl.max(again.to(gl.int32), 0)
         m += gl.where(again, gl.minimum(gl.log2(n), 128.0) - 64.0, 0.0)
+    gl.store(lse_at + gl.arange(0, ROWS, layout=by_row), m + gl.log2(n))
+    for h in gl.static_range(2):
+        for g in gl.static_range(GH):
+            _give(mean_s.index(2 * g + h), gl.sum(f[h * GH + g], 2))
+    rounded_s.store(weight_sums)
+    mbarrier.arrive(last, count=1)

@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # renamed in Triton 3.7
 TILE = gl.constexpr(64)  # tokens of one iteration
 ROWS = gl.constexpr(16)  # query columns of one program
+LIMIT = gl.constexpr(2.0**104)  # of a sum of probabilities: beyond, the item is done again
 # Both halves of a word (planes 0 to 3, planes 4 to 7) side by side: two warps a half, two along N.
 HALVES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [2, 1, 2], [1, 16, 8]))
 # One 16-row product, its columns over four warps.
@@ -56,7 +57,12 @@ def halves(words, selector):
     """16-bit words `[K, N]` → `[2, K, N]` with the low, then the high byte in the low place. What is left
     in the other byte is masked later."""
     return gl.inline_asm_elementwise(
-        "prmt.b32 $0, $1, 0, $2;", "=r,r,r", [words[None, :, :], selector], dtype=gl.int16, is_pure=True, pack=2
+        "prmt.b32 $0, $1, 0, $2;",
+        "=r,r,r",
+        [words[None, :, :], selector],
+        dtype=gl.int16,
+        is_pure=True,
+        pack=2,
     )
 
 
@@ -104,3 +110,18 @@ def pair_halves(low, high):
         return both.permute([1, 0])
     else:
         return both.permute([2, 0, 1])
+
+
+@gluon.jit
+def warp_parts(part_s):
+    """The four warps' parts of a value by row, `[4, 16]`, all in each thread."""
+    layout: gl.constexpr = gl.DistributedLinearLayout(
+        [[1, 0], [2, 0], [0, 8]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[0, 0], [0, 0]], [], [4, ROWS]
+    )
+    return part_s.load(layout)
+
+
+@gluon.jit
+def total_of(part_s, LAYOUT: gl.constexpr):
+    """Sum of the four warps' parts, `[16]`."""
+    return gl.convert_layout(gl.sum(warp_parts(part_s), 0), LAYOUT, assert_trivial=True)

@@ -8,7 +8,17 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from rolaq.kernels.gluon_copies import copy_tile, look_up
-from rolaq.kernels.gluon_operands import FLAT, HALVES, ROWS, TILE, half_selector, halves, planes, put
+from rolaq.kernels.gluon_operands import (
+    HALVES,
+    LIMIT,
+    ROWS,
+    TILE,
+    half_selector,
+    halves,
+    planes,
+    put,
+    total_of,
+)
 
 
 @gluon.jit
@@ -27,23 +37,41 @@ def _add_values(o, code_s, weight_s, first, selector, GH: gl.constexpr):
 
 
 @gluon.jit
-def _store(o, part_at, inverse_s, mean_s, D: gl.constexpr, GH: gl.constexpr):
-    """Normalize the sums and write them: plane j carries `2^(2j - 133)`."""
+def _by_half_row(part_s):
+    """Sum of the four warps' parts of a value by half and row, `[2, 4, 16]`."""
+    layout: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1, 0], [0, 2, 0], [0, 0, 8]],
+        [[0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]],
+        [[0, 0, 0], [1, 0, 0]],
+        [],
+        [2, 4, ROWS],
+    )
+    x = gl.sum(part_s.load(layout), 1)
+    return gl.convert_layout(x, gl.SliceLayout(2, HALVES), assert_trivial=True)
+
+
+@gluon.jit
+def _store(o, part_at, count, mean_s, rounded_s, D: gl.constexpr, GH: gl.constexpr):
+    """Normalize the sums, add the offsets' part, write them: plane j carries `2^(2j - 133)`. The codes'
+    mean 1.5 goes with the offset, so that the weights' rounding meets what is left of the code only."""
     W: gl.constexpr = D // 8
-    inverse = inverse_s.load(gl.SliceLayout(0, gl.SliceLayout(2, HALVES)))[None, :, None] * 2.0**69
+    inverse = gl.where(count > 0.0, 1.0 / count, 0.0)[None, :, None]
     half = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, HALVES)))[:, None, None]
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(2, HALVES)))[None, :, None]
     word = gl.arange(0, W, layout=gl.SliceLayout(0, gl.SliceLayout(1, HALVES)))[None, None, :]
     at = part_at + half * (4 * W) + row * D + word
-    for i in gl.static_range(4):
-        mean = mean_s.index(i // (4 // GH)).load(gl.SliceLayout(2, HALVES))[:, :, None]
-        gl.store(at + i * W, (o[i] * 2.0 ** (64 - 2 * i)) * inverse + mean)
+    for g in gl.static_range(GH):
+        mean = _by_half_row(mean_s.slice(2 * g, 2, dim=0))
+        mean -= 1.5 * _by_half_row(rounded_s.permute((2, 0, 1)).slice(2 * g, 2, dim=0))
+        for j in gl.static_range(4 // GH):
+            x = (o[g * (4 // GH) + j] * 2.0 ** (64 - 2 * (g * (4 // GH) + j))) * (inverse * 2.0**69)
+            gl.store(at + (g * (4 // GH) + j) * W, x + mean[:, :, None] * inverse)
 
 
 @gluon.jit
 def values(
-    rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s, inverse_s, mean_s, again_s,
-    full, ready, free, done,
+    rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s, total_s, mean_s, rounded_s,
+    full, ready, free, done, last,
     D: gl.constexpr, DR: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy the item's tiles, `STAGES - 1` ahead; as the logit warps hand over weights, add up the output;
@@ -67,6 +95,7 @@ def values(
     count = 0
     attempt = 0
     more = 1
+    n = gl.zeros([ROWS], gl.float32, gl.SliceLayout(0, gl.SliceLayout(2, HALVES)))
     while more > 0:
         o = (gl.zeros([2, ROWS, W], gl.float32, HALVES),) * 4
         for _ in range(tiles):
@@ -84,6 +113,8 @@ def values(
             mbarrier.arrive(free.index(buffer), count=1)
             count += 1
         mbarrier.wait(done.index(attempt % 4), (attempt // 4) & 1)
-        more = gl.max(again_s.index(attempt % 4).load(gl.SliceLayout(1, FLAT)), 0)
+        n = total_of(total_s.index(attempt % 4), gl.SliceLayout(0, gl.SliceLayout(2, HALVES)))
+        more = gl.max((n >= LIMIT).to(gl.int32), 0)
         attempt += 1
-    _store(o, part_at, inverse_s, mean_s, D, GH)
+    mbarrier.wait(last, 0)
+    _store(o, part_at, n, mean_s, rounded_s, D, GH)
