@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from rolaq.kernels.gluon_logits import logits
-from rolaq.kernels.gluon_operands import ROWS, TILE, barrier, launch_dependents
+from rolaq.kernels.gluon_operands import ROWS, TILE, barrier
 from rolaq.kernels.gluon_protected import protected
 from rolaq.kernels.gluon_values import values
 
@@ -102,7 +102,6 @@ def decode_item(
     seq = gl.load(items_ptr + item * 4)
     begin = gl.load(items_ptr + item * 4 + 1)
     end = gl.load(items_ptr + item * 4 + 2)
-    launch_dependents()
     if kind != 0:
         length = gl.load(lengths_ptr + seq)
         table = table_ptr + seq.to(gl.int64) * table_row

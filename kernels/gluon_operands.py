@@ -18,14 +18,6 @@ APART = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8]))
 
 
 @gluon.jit
-def launch_dependents():
-    """Let the merge's programs start where there is room; they wait for this kernel's end by themselves."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
 def _mask(words, BITS: gl.constexpr):
     """Keep one plane of two 16-bit words a register; read as BF16 the result is `code * 4^j * 2^-133`."""
     kept = gl.inline_asm_elementwise(

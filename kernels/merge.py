@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_wait
 
 from rolaq.kernels.plan import Plan
 
 COLUMNS = 16
+FILL = 512  # programs
 
 
 @triton.jit
@@ -45,11 +44,8 @@ def _merge_column(
 def _merge_kernel(
     part, lse, first, out, lse_out, out_row, out_col, blocks,
     D: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One sequence and query column. Where few results are to be merged, the first program does it
-    alone; where they are many, each program takes CHUNK coordinates. With EARLY the programs start while
-    the partial results are still being made, and wait here for the last of them."""
+    """CHUNK coordinates of one sequence and query column, FEW or MANY partial results at a time."""
     seq = tl.program_id(0)
     col = tl.program_id(1)
     chunk = tl.program_id(2)
@@ -57,26 +53,22 @@ def _merge_kernel(
     stop = tl.load(first + seq + 1)
     out += seq.to(tl.int64) * out_row + col * out_col
     lse_out += seq * tl.num_programs(1) + col
-    many = stop - start > 2 * FEW
-    if many | (chunk == 0):
-        if EARLY:
-            gdc_wait()
-        if many:
-            at = chunk * CHUNK + tl.arange(0, CHUNK)
-            _merge_column(part, lse, out, lse_out, start, stop, at, col, blocks, chunk == 0, D, N, MANY)
-        else:
-            at = tl.arange(0, D)
-            _merge_column(part, lse, out, lse_out, start, stop, at, col, blocks, True, D, N, FEW)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    if stop - start > 2 * FEW:
+        _merge_column(part, lse, out, lse_out, start, stop, at, col, blocks, chunk == 0, D, N, MANY)
+    else:
+        _merge_column(part, lse, out, lse_out, start, stop, at, col, blocks, chunk == 0, D, N, FEW)
 
 
 def merge(part: Tensor, lse: Tensor, plan: Plan, out: Tensor, lse_out: Tensor) -> None:
     """`part [items, blocks, 16, d]` and base-2 `lse [items, blocks, 16]`, both fp32 → `out [B, T, H, d]`
-    and natural `lse_out [B, T, H]`; a sequence without items gets zeros and minus infinity."""
+    and natural `lse_out [B, T, H]`; a sequence without items gets zeros and minus infinity.
+
+    A program takes all coordinates where there are columns enough to fill a GPU, else a share of them.
+    """
     batch, queries, heads, d = out.shape
-    chunk = 64
-    early = part.is_cuda and torch.cuda.get_device_capability(part.device)[0] >= 9
+    chunk = max(64, min(d, triton.next_power_of_2(batch * queries * heads * d // FILL)))
     _merge_kernel[(batch, queries * heads, d // chunk)](
         part, lse, plan.first, out, lse_out, out.stride(0), out.stride(2), part.shape[1],
-        D=d, N=COLUMNS, CHUNK=chunk, FEW=4, MANY=64, EARLY=early, num_warps=4,
-        **({"launch_pdl": True} if early else {}),
+        D=d, N=COLUMNS, CHUNK=chunk, FEW=4, MANY=8192 // chunk, num_warps=4,
     )  # fmt: skip
