@@ -11,13 +11,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from rolaq.kernels.gluon_logits import logits
-from rolaq.kernels.gluon_operands import ROWS, TILE, barrier
+from rolaq.kernels.gluon_operands import ROWS, TILE, WARPS, barrier
 from rolaq.kernels.gluon_protected import protected
 from rolaq.kernels.gluon_values import values
 
 # Of a launch: two programs a multiprocessor, 128 registers a thread on average.
-OPTIONS = {"num_warps": 4, "maxnreg": 128}
-LOGIT_REGISTERS = gl.constexpr(152)
+OPTIONS = {"num_warps": 8, "maxnreg": 128}
+LOGIT_REGISTERS = gl.constexpr(176)
 STAGES = gl.constexpr(3)
 
 
@@ -45,9 +45,9 @@ def _packed(
     )
     sum_s = gl.allocate_shared_memory(gl.float32, [G // 2, 2, ROWS], PLAIN)
     # The four warps' parts of sums by row: probabilities (an attempt each), offsets, rounded weights.
-    total_s = gl.allocate_shared_memory(gl.float32, [4, 4, ROWS], PLAIN)
-    mean_s = gl.allocate_shared_memory(gl.float32, [G, 4, ROWS], PLAIN)
-    rounded_s = gl.allocate_shared_memory(gl.float32, [4, ROWS, 8], PLAIN3)
+    total_s = gl.allocate_shared_memory(gl.float32, [4, WARPS, ROWS], PLAIN)
+    mean_s = gl.allocate_shared_memory(gl.float32, [G, WARPS, ROWS], PLAIN)
+    rounded_s = gl.allocate_shared_memory(gl.float32, [WARPS, ROWS, 8], PLAIN3)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -55,7 +55,7 @@ def _packed(
     last = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(last, count=1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=128)
+        mbarrier.init(full.index(i), count=32 * WARPS)
     for i in gl.static_range(2):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=1)
@@ -67,7 +67,7 @@ def _packed(
             (
                 values,
                 (
-                    rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s._reinterpret(gl.bfloat16, [G, 2, ROWS, TILE], CUBE), total_s, mean_s._reinterpret(gl.float32, [G, 4, ROWS], PLAIN3), rounded_s, full, ready, free, done, last, D, DR, PAGE, STAGES,
+                    rows16, rows32, table, part_at, begin, end, code_s, rope_s, par_s, weight_s._reinterpret(gl.bfloat16, [G, 2, ROWS, TILE], CUBE), total_s, mean_s._reinterpret(gl.float32, [G, WARPS, ROWS], PLAIN3), rounded_s, full, ready, free, done, last, D, DR, PAGE, STAGES,
                 ),
             ),
             (
@@ -79,7 +79,7 @@ def _packed(
                 ),
             ),
         ],
-        [4],
+        [WARPS],
         [LOGIT_REGISTERS],
     )  # fmt: skip
 

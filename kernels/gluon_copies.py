@@ -4,18 +4,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from rolaq.kernels.gluon_operands import TILE
+from rolaq.kernels.gluon_operands import TILE, WARPS
 
 
 @gluon.constexpr_function
 def _layout(width):
     """16 bytes of a row a thread, `width` 16-bit words a row."""
-    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [WARPS.value, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def _parameter_layout(groups):
-    return gl.BlockedLayout([1, 4], [64 // groups, groups // 2], [4, 1], [1, 0])
+    return gl.BlockedLayout([1, 4], [64 // groups, groups // 2], [WARPS.value, 1], [1, 0])
 
 
 @gluon.jit

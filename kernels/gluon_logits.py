@@ -15,7 +15,9 @@ from rolaq.kernels.gluon_operands import (
     LIMIT,
     ROWS,
     TILE,
+    WARPS,
     barrier,
+    bits,
     half_selector,
     halves,
     own,
@@ -67,27 +69,27 @@ def _rope_queries(base, block, r_col, qr_s, COLS: gl.constexpr, DR: gl.constexpr
 
 @gluon.constexpr_function
 def _half_rows(groups):
-    """Parameters of a half's groups for each token of a thread in HALVES, `[64, 2 groups]`."""
+    """Parameters of a half's groups for each token of a thread in HALVES, `[TILE, 2 groups]`."""
     within = [[0, 1], [0, 2]][: groups // 2]
     return gl.DistributedLinearLayout(
-        within + [[1, 0], [16, 0], [32, 0]],
+        within + [[1, 0], [4 * WARPS.value, 0], [8 * WARPS.value, 0]],
         [[2, 0], [4, 0], [0, 0], [0, 0], [0, 0]],
-        [[8, 0], [0, groups]],
+        [[i, 0] for i in bits(8, 4 * WARPS.value)] + [[0, groups]],
         [],
-        [64, 2 * groups],
+        [TILE.value, 2 * groups],
     )
 
 
 @gluon.constexpr_function
 def _flat_rows(groups):
-    """Parameters of one half's groups for each token of a thread in FLAT, `[64, groups]`."""
+    """Parameters of one half's groups for each token of a thread in FLAT, `[TILE, groups]`."""
     within = [[0, 1], [0, 2]][: groups // 2]
     return gl.DistributedLinearLayout(
-        within + [[1, 0], [32, 0]],
+        within + [[1, 0], [8 * WARPS.value, 0]],
         [[2, 0], [4, 0], [0, 0], [0, 0], [0, 0]],
-        [[8, 0], [16, 0]],
+        [[i, 0] for i in bits(8, 8 * WARPS.value)],
         [],
-        [64, groups],
+        [TILE.value, groups],
     )
 
 
@@ -134,13 +136,13 @@ def _half_logits(
     right: gl.constexpr = gl.DotOperandLayout(1, HALVES, 2)
     codes = code_s.permute((1, 0))
     s = (gl.zeros([2, ROWS, TILE], gl.float32, HALVES),) * GH
+    a, b = _half_parameters(par_s, GH)
     for k in gl.static_range(W // 16):
         plane = planes(halves(codes.slice(16 * k, 16, dim=0).load(gl.SliceLayout(0, right)), selector))
         for i in gl.static_range(4 // GH):
             for g in gl.static_range(GH):
                 x = q[(g * (4 // GH) + i) * (W // 16) + k]
                 s = put(s, g, mma_v2(x, plane[g * (4 // GH) + i], s[g]))
-    a, b = _half_parameters(par_s, GH)
     u = b[0] * sum_s.index(0).load(gl.SliceLayout(2, HALVES))[:, :, None]
     u = s[0] * a[0] + u
     if GH == 2:
@@ -155,18 +157,18 @@ def _half_logits(
 
 @gluon.jit
 def _ones(column: gl.constexpr):
-    """`[4, 16, 8]`: ones in one column."""
+    """`[WARPS, 16, 8]`: ones in one column."""
     right: gl.constexpr = gl.DotOperandLayout(1, APART, 2)
     col = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, right)))[None, None, :]
     ones = gl.where(col == column, 1.0, 0.0).to(gl.bfloat16)
-    return ones + gl.zeros([4, 16, 8], gl.bfloat16, right)
+    return ones + gl.zeros([WARPS, 16, 8], gl.bfloat16, right)
 
 
 @gluon.jit
 def _count_weights(sums, weights, column: gl.constexpr):
-    """Add the weights of all tokens, `[16, 64]`, to a column of `sums [4, 16, 8]`: each warp its own."""
+    """Add the weights of all tokens, `[16, 64]`, to a column of `sums [WARPS, 16, 8]`: each warp its own."""
     left: gl.constexpr = gl.DotOperandLayout(0, APART, 2)
-    mine = weights.reshape([ROWS, 2, 4, 8]).permute([2, 0, 1, 3]).reshape([4, ROWS, 16])
+    mine = weights.reshape([ROWS, 2, WARPS, 8]).permute([2, 0, 1, 3]).reshape([WARPS, ROWS, 16])
     return mma_v2(gl.convert_layout(mine, left, assert_trivial=True), _ones(column), sums)
 
 
@@ -190,7 +192,7 @@ def _stack(weights, GH: gl.constexpr):
 
 @gluon.jit
 def _give(part_s, x):
-    """Each warp's part of a value by row, `[16, 4]`, into `part_s [4, 16]`."""
+    """Each warp's part of a value by row, `[16, WARPS]`, into `part_s [WARPS, 16]`."""
     part_s.store(x.permute([1, 0]))
 
 
@@ -223,11 +225,11 @@ def logits(
     more = 1
     n = m
     f = (none,) * G
-    weight_sums = gl.zeros([4, ROWS, 8], gl.float32, APART)
+    weight_sums = gl.zeros([WARPS, ROWS, 8], gl.float32, APART)
     while more > 0:
         f = (none,) * G
         total = none
-        weight_sums = gl.zeros([4, ROWS, 8], gl.float32, APART)
+        weight_sums = gl.zeros([WARPS, ROWS, 8], gl.float32, APART)
         for tile in range(tiles):
             stage = count % STAGES
             buffer = count % 2

@@ -6,15 +6,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # renamed in Triton 3.7
-TILE = gl.constexpr(64)  # tokens of one iteration
+WARPS = gl.constexpr(8)  # of each of the two kinds
+TILE = gl.constexpr(128)  # tokens of one iteration, 16 a warp
 ROWS = gl.constexpr(16)  # query columns of one program
 LIMIT = gl.constexpr(2.0**104)  # of a sum of probabilities: beyond, the item is done again
 # Both halves of a word (planes 0 to 3, planes 4 to 7) side by side: two warps a half, two along N.
-HALVES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [2, 1, 2], [1, 16, 8]))
+HALVES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [2, 1, WARPS // 2], [1, 16, 8]))
 # One 16-row product, its columns over four warps.
-FLAT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8]))
+FLAT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, WARPS], [16, 8]))
 # A product of its own for each warp.
-APART = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8]))
+APART = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8]))
 
 
 @gluon.jit
@@ -75,7 +76,7 @@ def put(values, i: gl.constexpr, x):
 @gluon.jit
 def own_tokens(x):
     """A thread's four tokens of each row, `[16, 64]` → `[16, 4, 4]` each, moving nothing."""
-    first, second = x.reshape([16, 2, 4, 4, 2]).permute([0, 2, 3, 1, 4]).split()
+    first, second = x.reshape([16, 2, WARPS, 4, 2]).permute([0, 2, 3, 1, 4]).split()
     a, b = first.split()
     c, d = second.split()
     return a, b, c, d
@@ -84,7 +85,7 @@ def own_tokens(x):
 @gluon.jit
 def own(x, LAYOUT: gl.constexpr):
     """A value by token, `[64]` → the thread's four tokens, `[1, 4, 4]` each."""
-    first, second = x.reshape([2, 4, 4, 2]).permute([1, 2, 0, 3]).split()
+    first, second = x.reshape([2, WARPS, 4, 2]).permute([1, 2, 0, 3]).split()
     a, b = first.split()
     c, d = second.split()
     a = gl.convert_layout(a, LAYOUT, assert_trivial=True)[None, :, :]
@@ -104,16 +105,30 @@ def pair_halves(low, high):
         return both.permute([2, 0, 1])
 
 
+@gluon.constexpr_function
+def bits(first, end):
+    """The powers of two from `first` up to below `end`."""
+    return [first << i for i in range((end // first).bit_length() - 1)]
+
+
+@gluon.constexpr_function
+def _parts_layout():
+    return gl.DistributedLinearLayout(
+        [[i, 0] for i in bits(1, WARPS.value)] + [[0, 8]],
+        [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]],
+        [[0, 0] for _ in bits(1, WARPS.value)],
+        [],
+        [WARPS.value, 16],
+    )
+
+
 @gluon.jit
 def warp_parts(part_s):
-    """The four warps' parts of a value by row, `[4, 16]`, all in each thread."""
-    layout: gl.constexpr = gl.DistributedLinearLayout(
-        [[1, 0], [2, 0], [0, 8]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[0, 0], [0, 0]], [], [4, ROWS]
-    )
-    return part_s.load(layout)
+    """The warps' parts of a value by row, `[WARPS, 16]`, all in each thread."""
+    return part_s.load(_parts_layout())
 
 
 @gluon.jit
 def total_of(part_s, LAYOUT: gl.constexpr):
-    """Sum of the four warps' parts, `[16]`."""
+    """Sum of the warps' parts, `[16]`."""
     return gl.convert_layout(gl.sum(warp_parts(part_s), 0), LAYOUT, assert_trivial=True)

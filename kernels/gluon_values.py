@@ -13,6 +13,8 @@ from rolaq.kernels.gluon_operands import (
     LIMIT,
     ROWS,
     TILE,
+    WARPS,
+    bits,
     half_selector,
     halves,
     planes,
@@ -36,17 +38,21 @@ def _add_values(o, code_s, weight_s, first, selector, GH: gl.constexpr):
     return o
 
 
+@gluon.constexpr_function
+def _half_row_layout():
+    return gl.DistributedLinearLayout(
+        [[0, i, 0] for i in bits(1, WARPS.value)] + [[0, 0, 8]],
+        [[0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]],
+        [[0, 0, 0] for _ in bits(2, WARPS.value)] + [[1, 0, 0]],
+        [],
+        [2, WARPS.value, 16],
+    )
+
+
 @gluon.jit
 def _by_half_row(part_s):
-    """Sum of the four warps' parts of a value by half and row, `[2, 4, 16]`."""
-    layout: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1, 0], [0, 2, 0], [0, 0, 8]],
-        [[0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]],
-        [[0, 0, 0], [1, 0, 0]],
-        [],
-        [2, 4, ROWS],
-    )
-    x = gl.sum(part_s.load(layout), 1)
+    """Sum of the warps' parts of a value by half and row, `[2, WARPS, 16]`."""
+    x = gl.sum(part_s.load(_half_row_layout()), 1)
     return gl.convert_layout(x, gl.SliceLayout(2, HALVES), assert_trivial=True)
 
 
