@@ -39,10 +39,10 @@ def _packed(
     weight_s = gl.allocate_shared_memory(
         gl.bfloat16, [2, G // 2, 2, ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [3, 2, 1, 0])
     )
-    part_s = gl.allocate_shared_memory(gl.float32, [2, 2, ROWS, TILE], CUBE)
-    qr_s = gl.allocate_shared_memory(
-        gl.bfloat16, [DR // 32, 2, ROWS, 16], gl.SwizzledSharedLayout(8, 4, 2, [2, 1, 0])
+    part_s = gl.allocate_shared_memory(
+        gl.float32, [2, G // 2, 2, ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [3, 2, 1, 0])
     )
+    qr_s = gl.allocate_shared_memory(gl.bfloat16, [ROWS, DR], SR)
     sum_s = gl.allocate_shared_memory(gl.float32, [G // 2, 2, ROWS], PLAIN)
     # The four warps' parts of sums by row: probabilities (an attempt each), offsets, rounded weights.
     total_s = gl.allocate_shared_memory(gl.float32, [4, WARPS, ROWS], PLAIN)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 64  # tokens: the granularity of a split
+TILE = 128  # tokens: the granularity of a split
 NOTHING, PACKED, PROTECTED = 0, 1, 2  # kinds of an item
 
 
@@ -87,11 +87,13 @@ def _plan_kernel(
             tl.store(items + 4 * (block + lane) + 3, 0, mask=block + lane < max_items)
 
 
-def resident_programs(device: torch.device, per_multiprocessor: int = 2) -> int:
-    """How many decode programs a GPU runs at once; 8 where there is none (the interpreter)."""
+def resident_programs(device: torch.device) -> int:
+    """How many decode programs a GPU runs at once (the Hopper kernel: one a multiprocessor, which it fills
+    alone); 8 where there is none (the interpreter)."""
     if device.type != "cuda":
         return 8
-    return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count * (1 if found.major == 9 else 2)
 
 
 def make_plan(
