@@ -15,7 +15,7 @@ from rolaq.kernels.decode import column_blocks, decode, make_workspace
 from rolaq.kernels.exact import Exact
 from rolaq.kernels.plan import make_plan
 from rolaq.kernels.reference import decode_reference
-from rolaq.kernels.timing import Row, graph_ms, page_tables
+from rolaq.kernels.timing import Row, graph_ms, page_tables, timed
 from rolaq.quant.spec import bf16_bytes_per_token
 
 
@@ -25,48 +25,43 @@ def bench_decode(name: str, case: Case, rows: Tensor, bf16: Tensor, rate: float,
     lengths = torch.tensor(case.lengths, dtype=torch.int32, device="cuda")
     tables = page_tables(case.lengths)
     q = torch.randn(batch, case.queries, case.heads, d + d_r, device="cuda").bfloat16()
-    scale = (d / 4 + d_r) ** -0.5
     exact = _protected(case) if case.sink + case.recent else None
-    plan = make_plan(
-        lengths, exact and exact.counts, sink=case.sink, recent=case.recent,
-        blocks=column_blocks(case.queries, case.heads),
-    )  # fmt: skip
-    workspace = make_workspace(plan, case.queries, case.heads, d)
-    out = torch.empty(batch, case.queries, case.heads, d, dtype=torch.bfloat16, device="cuda")
-    lse = torch.empty(batch, case.queries, case.heads, device="cuda")
     fixed = {
-        "q": q[..., :d], "q_rope": q[..., d:], "rows": rows, "lengths": lengths, "page_size": 64, "scale": scale,
-        "exact": exact,
+        "q": q[..., :d], "q_rope": q[..., d:], "rows": rows, "lengths": lengths, "page_size": 64,
+        "scale": (d / 4 + d_r) ** -0.5, "exact": exact,
     }  # fmt: skip
-
-    def ours(table: Tensor) -> Callable[[], Any]:
-        return lambda: decode(**fixed, page_table=table, plan=plan, workspace=workspace, out=out, lse=lse)
-
-    tokens = sum(case.lengths)
     shape = {
         "kernel": "decode", "case": name, "batch": batch, "tokens": max(case.lengths), "heads": case.heads, "d": d,
     }  # fmt: skip
-
-    def row(impl: str, ms: float, bytes_: int, **more: Any) -> Row:
-        return {
-            **shape,
-            "impl": impl,
-            "ms": ms,
-            "bytes": bytes_,
-            "fraction_of_copy": bytes_ / ms / rate,
-            **more,
-        }
-
-    ms = graph_ms([ours(table) for table in tables])
-    found = [
-        row("int2", ms, tokens * rows.shape[1], rel_err=_error(case, fixed, tables[-1], out), **_resources())
-    ]
+    tokens = sum(case.lengths)
+    calls, out = _calls(case, fixed, tables)
+    ms = graph_ms(calls)
+    more: dict[str, Any] = {"rel_err": _error(case, fixed, tables[-1], out), **_resources()}
+    found = [timed(shape, "int2", ms, tokens * rows.shape[1], rate, **more)]
     if rest and exact is None:
-        found += [
-            row(impl, ms, tokens * bf16_bytes_per_token(d, d_r), **more)
-            for impl, ms, more in _bf16(case, q, bf16, tables, lengths, scale)
-        ]
+        for impl, ms, more in _bf16(case, q, bf16, tables, lengths, fixed["scale"]):
+            found.append(timed(shape, impl, ms, tokens * bf16_bytes_per_token(d, d_r), rate, **more))
     return found
+
+
+def _calls(case: Case, fixed: dict[str, Any], tables: list[Tensor]) -> tuple[list[Callable[[], Any]], Tensor]:
+    """A call for each page table, and the output that they share."""
+    q, exact = fixed["q"], fixed["exact"]
+    plan = make_plan(
+        fixed["lengths"], exact and exact.counts, sink=case.sink, recent=case.recent,
+        blocks=column_blocks(case.queries, case.heads),
+    )  # fmt: skip
+    same: dict[str, Any] = {
+        "plan": plan,
+        "workspace": make_workspace(plan, case.queries, case.heads, case.d),
+        "out": torch.empty_like(q, memory_format=torch.contiguous_format),
+        "lse": torch.empty(q.shape[:3], device="cuda"),
+    }
+
+    def call(table: Tensor) -> Callable[[], Any]:
+        return lambda: decode(**fixed, **same, page_table=table)
+
+    return [call(table) for table in tables], same["out"]
 
 
 def _protected(case: Case) -> Exact:

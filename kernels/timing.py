@@ -65,3 +65,8 @@ def page_tables(lengths: Sequence[int], page: int = 64) -> list[Tensor]:
         for b, part in enumerate(order[i * sum(pages) :][: sum(pages)].split(pages)):
             tables[i, b, : len(part)] = part
     return list(tables)
+
+
+def timed(shape: Row, impl: str, ms: float, bytes_: int, rate: float, **more: Any) -> Row:
+    """A row of results; `rate` is `copy_rate()`."""
+    return {**shape, "impl": impl, "ms": ms, "bytes": bytes_, "fraction_of_copy": bytes_ / ms / rate, **more}
