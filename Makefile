@@ -31,7 +31,7 @@ export OMP_WAIT_POLICY ?= passive
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup calibrate eval serve plan report bench test test-serve lint clean
+.PHONY: help setup calibrate eval serve plan report bench prove test test-serve lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,8 +54,13 @@ plan: $(STAMP) ## tokens that fit on a GPU of GPU_GB in BF16, FP8 and INT2
 report: $(STAMP) ## make the HTML page, figures and README tables from what was measured
 	@$(BIN)/python -m rolaq.eval.report model=$(MODEL) $(ARGS)
 
-bench: $(STAMP) ## time the kernels on this GPU against BF16 ones into results/kernels.json
-	@$(BIN)/python -m rolaq.kernels.bench $(ARGS)
+bench: $(SERVE_STAMP) ## time kernels and serving on this GPU against BF16 into results/ (ARGS go to the serving part)
+	@$(SERVE_BIN)/python -m rolaq.kernels.bench
+	@$(SERVE_BIN)/python -m rolaq.serve.bench $(ARGS)
+
+prove: $(SERVE_STAMP) $(STAMP) ## prove on this GPU that what is served is what is simulated, also under load and faults
+	@$(SERVE_BIN)/python -m rolaq.serve.bench run=[parity,soak,conversation] $(ARGS)
+	@$(BIN)/python -m rolaq.serve.bench run=[compare] $(ARGS)
 
 # one thread a process: two that share two cores with more wait for each other
 test: $(STAMP) ## run the tests (ARGS go to pytest)

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from rolaq.common.errors import one_line
 
-KEPT = 400  # lines of the log that are searched for the reason of an end
+KEPT = 2000  # lines of the log that are searched for the reason of an end; SGLang's usage alone has 450
 STAGES = (  # words of SGLang's log, and what the server is doing from then on
     ("Init torch distributed begin", "starting processes"),
     ("Load weight begin", "loading weights"),
@@ -25,7 +25,7 @@ STAGES = (  # words of SGLang's log, and what the server is doing from then on
     ("CUDA graph end", "warming up"),
     ("Application startup complete", "warming up"),
 )
-FAILURE = re.compile(r"\b(?:\w+\.)*(\w*(?:Error|Exception|Interrupt)): |\berror: ")
+FAILURE = re.compile(r"\b(?:\w+\.)*\w*(?:Error|Exception): |\berror: |\bSubprocess \w+ .*crashed")
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -101,13 +101,15 @@ class Child:
             self._process.wait()
             self._reader.join(timeout=5)
 
-    def reason(self) -> str:
-        """Why it ended: the last error of its log, RoLaQ's own first; else the last line."""
+    def reason(self, but: str | None = None) -> str:
+        """Why it ended: the last error of its log, RoLaQ's own first; else the last line. Lines with `but` in
+        them do not count."""
         self._reader.join(timeout=1)
-        failures = [line for line in self._lines if FAILURE.search(line)]
+        lines = [line for line in self._lines if line.strip() and not (but and but in line)]
+        failures = [line for line in lines if FAILURE.search(line)]
         ours = [line for line in failures if "RolaqError: " in line]
         if ours:
             return one_line(ours[-1].partition("RolaqError: ")[2])
-        line = (failures or [line for line in self._lines if line.strip()] or ["no output"])[-1]
+        line = (failures or lines or ["no output"])[-1]
         found = FAILURE.search(line)
         return one_line(line[found.start() :] if found else line)

@@ -117,8 +117,12 @@ def wait_ready(child: Child, client: Client, timeout: float) -> float:
 
 def ended(child: Child, status: int) -> RolaqError:
     """The error for a server that ended by itself."""
+    reason = child.reason()
+    unloaded = f"invalid choice: '{PLUGIN}'"
+    if unloaded in reason:  # SGLang logged why and went on without it
+        reason = f"the plugin did not load: {child.reason(but=unloaded)}"
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return RolaqError(f"SGLang {how}: {child.reason()}")
+    return RolaqError(f"SGLang {how}: {reason}")
 
 
 def prove(plan: Plan, client: Client) -> list[dict[str, Any]]:
@@ -134,7 +138,7 @@ def prove(plan: Plan, client: Client) -> list[dict[str, Any]]:
     return blocks
 
 
-def start(plan: Plan, client: Client, launch: Sequence[str] = LAUNCH) -> tuple[Child, float]:
+def start(plan: Plan, client: Client, launch: Sequence[str]) -> tuple[Child, float]:
     """The server's process once it is up, and the seconds it took; stopped again where it is not."""
     cfg, key = plan.cfg, plan.cfg.server.api_key()
     with key_file(key) as secret:
@@ -148,9 +152,12 @@ def start(plan: Plan, client: Client, launch: Sequence[str] = LAUNCH) -> tuple[C
 
 @contextlib.contextmanager
 def running(
-    plan: Plan, launch: Sequence[str] = LAUNCH
+    plan: Plan, launch: Sequence[str] | None = None
 ) -> Iterator[tuple[Child, list[dict[str, Any]], float]]:
-    """The server, proven: its process, the `rolaq` block of every copy, seconds to start. Stopped at the end."""
+    """The server, proven: its process, the `rolaq` block of every copy, seconds to start. Stopped at the end.
+
+    `launch` is the command in place of SGLang's, before its arguments.
+    """
     server = plan.cfg.server
     if server.host not in LOOPBACK and server.api_key() is None:
         print(
@@ -158,7 +165,7 @@ def running(
             file=sys.stderr,
         )
     client = Client(server.url, server.api_key())
-    child, seconds = start(plan, client, launch)
+    child, seconds = start(plan, client, launch or LAUNCH)
     try:
         yield child, prove(plan, client), seconds
     finally:

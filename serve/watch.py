@@ -10,12 +10,14 @@ from typing import Any
 
 from rolaq.common.errors import RolaqError
 from rolaq.serve.compat import resolution
+from rolaq.serve.guard import check_ids
 from rolaq.serve.metrics import Gauges, describe
 from rolaq.serve.refusals import REPLACED, refuse
 from rolaq.serve.settings import PLUGIN, Settings
 
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 COLLECTOR = "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector"
+REQUESTS = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 # Requests to change weights, and the class of the answer in SGLang's `io_struct`.
 UPDATES = {
@@ -93,6 +95,7 @@ def hook(settings: Settings) -> Watch:
         f"{SCHEDULER}.__init__": watch.started,
         f"{SCHEDULER}.get_internal_state": watch.internal_state,
         f"{COLLECTOR}.log_stats": watch.publish,
+        f"{REQUESTS}._validate_one_request": check_ids,
     }
     for target, function in after.items():
         HookRegistry.register(target, function, HookType.AFTER)

@@ -128,7 +128,8 @@ async def connect(url: str, key: str | None = None) -> AsyncIterator[Client]:
     import aiohttp
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    connector, patience = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    # a connection each: a server may close one that it has answered with an error
+    connector, patience = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(
         headers=headers, connector=connector, timeout=patience, read_bufsize=1 << 22
     ) as session:

@@ -90,5 +90,5 @@ def check(
     artifact = pool.artifact
     threshold, gain = artifact.threshold[layer_id].item(), artifact.gain[layer_id].item()
     z = rotated_latents(latents, artifact.rotation[layer_id])
-    want, _ = reference(z, rope, None, threshold=threshold, gain=gain, spec=pool.spec)
+    want, _ = reference(z, rope.bfloat16(), None, threshold=threshold, gain=gain, spec=pool.spec)
     tally.add(pool.rows(layer_id)[slots.long()], want, z, threshold, pool.spec)

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rolaq.common.config import Config
+from rolaq.common.files import find
 from rolaq.serve.bench.proofs import ConversationConfig, ParityConfig, SoakConfig, Tiny, TpConfig
 
 
@@ -16,7 +17,7 @@ class Shape(Config):
     Attributes:
         name: name in results.
         config: its ``config.json``; weights are SGLang's dummy ones.
-        path: a folder or id with real weights instead.
+        path: a folder with real weights and a ``config.json`` instead.
         artifact: the artifact that fits real weights; null makes one of Hadamard rotations.
     """
 
@@ -30,6 +31,11 @@ class Shape(Config):
         if (self.path is None) != (self.artifact is None):
             raise ValueError("path and artifact belong together: give both, or neither for dummy weights")
         return self
+
+    @property
+    def config_file(self) -> str:
+        """The ``config.json`` in use."""
+        return find(self.config) if self.path is None else f"{find(self.path)}/config.json"
 
 
 class Implementation(Config):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rolaq.common.errors import RolaqError
-from rolaq.common.files import find, read_json
+from rolaq.common.files import read_json
 from rolaq.quant.protection import Protection
 from rolaq.serve.bench.client import Client, gather
 from rolaq.serve.bench.config import BenchConfig, Implementation, TtftConfig
@@ -41,7 +41,7 @@ def capacity(server: Server, cfg: BenchConfig, implementation: Implementation) -
 
 def sizing(cfg: BenchConfig, budget: str | None) -> Sizing:
     """Bytes of the packed pool of the measured model."""
-    shape, spec = read_json(find(cfg.model.config)), Protection.parse(budget or "0+0")
+    shape, spec = read_json(cfg.model.config_file), Protection.parse(budget or "0+0")
     return Sizing(
         layers=shape["num_hidden_layers"], d=shape["kv_lora_rank"], d_r=shape["qk_rope_head_dim"],
         slots=cfg.server.slots, sink=spec.sink, recent=spec.recent, sink_entries=cfg.server.sink_entries,

@@ -15,6 +15,7 @@ Row = dict[str, Any]
 
 # what makes a row unique; a newer row with the same key replaces the older one
 KEY = ("figure", "impl", "model", "budget", "mode", "requests", "input_tokens", "output_tokens", "gpus")
+COMPARED = ("capacity", "decode", "decode_interval", "ttft_p50", "ttft_p99")
 COLUMNS = {
     "figure": "figure", "impl": "implementation", "model": "model", "budget": "budget", "mode": "mode",
     "requests": "requests", "input_tokens": "input", "output_tokens": "output", "bound": "", "value": "value",
@@ -81,6 +82,8 @@ def ratios(rows: Sequence[Row], ours: str = "int2") -> list[Row]:
     """
     found = []
     for row in rows:
+        if row["figure"] not in COMPARED:
+            continue
         mine = value(
             rows, **{name: row.get(name) for name in KEY if name not in ("impl", "budget")}, impl=ours
         )

@@ -92,14 +92,15 @@ def launched(
 
 @contextmanager
 def started(
-    command: Sequence[str], log: Path, url: str, environment: Mapping[str, str] | None = None, wait_s: float = 300.0
+    command: Sequence[str], log: Path, url: str, environment: Mapping[str, str] | None = None,
+    wait_s: float = 300.0, said: str = "",
 ) -> Iterator[Server]:  # fmt: skip
-    """Any command that serves at ``url``; raises as `launched` does."""
+    """Any command that serves at ``url``, once it has ``said`` so in its log; raises as `launched` does."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = _spawn(command, output, environment)
         try:
-            _wait(process, url, log, wait_s)
+            _wait(process, url, log, wait_s, said)
             yield Server(url, log)
         finally:
             _stop(process)
@@ -114,7 +115,7 @@ def _spawn(
     )  # fmt: skip
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path, wait_s: float) -> None:
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, wait_s: float, said: str) -> None:
     """Until the server answers; SGLang opens its port when the engine is ready."""
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
@@ -122,7 +123,8 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, wait_s: float) 
             raise RolaqError(f"the server ended with {process.returncode}: {last_error(log)} ({log})")
         with suppress(OSError, urllib.error.URLError):
             urllib.request.urlopen(url + "/model_info", timeout=5)
-            return
+            if said in log.read_text(encoding="utf-8", errors="replace"):
+                return
         time.sleep(0.3)
     raise RolaqError(f"the server did not answer in {wait_s:g} s: {last_error(log)} ({log})")
 

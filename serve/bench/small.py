@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -15,7 +16,7 @@ from rolaq.common.models import load_tokenizer
 from rolaq.common.text import read_documents
 from rolaq.serve.bench.config import BenchConfig
 from rolaq.serve.bench.probe import Probe
-from rolaq.serve.bench.server import Server, launched
+from rolaq.serve.bench.server import Server, flags, free_port, launched, started
 from rolaq.serve.bench.speed import settings
 
 SLOTS, SINKS = 64, 256
@@ -44,6 +45,24 @@ def server(
             find(cfg.tiny.artifact), budget, more.get("max_running_requests", SLOTS), SINKS
         )
     return launched(arguments(cfg, budget, **more), log, environment, probe, cfg.server.start_s)
+
+
+def launcher(
+    cfg: BenchConfig, budget: str, log: Path, options: dict[str, Any]
+) -> AbstractContextManager[Server]:
+    """The small model served as users do it, by `python -m rolaq.serve`, after its own proof of the start.
+
+    ``options`` are further arguments of SGLang.
+    """
+    port = free_port()
+    words = flags({**cfg.server.args, "cuda_graph_bs_decode": BATCHES, **cfg.tiny.args, **options})
+    overrides = {
+        "model": cfg.tiny.name, "artifact": find(cfg.tiny.artifact), "budget": budget, "server.port": port,
+        "server.slots": SLOTS, "server.sink_entries": SINKS, "server.memory_fraction": 0.2,
+        "server.chunked_prefill": 512, "server.args": f"[{','.join(words)}]",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "rolaq.serve", *(f"{key}={value}" for key, value in overrides.items())]
+    return started(command, log, f"http://127.0.0.1:{port}", None, cfg.server.start_s, "ready after")
 
 
 def tokens(cfg: BenchConfig, count: int) -> list[int]:

@@ -19,12 +19,13 @@ from rolaq.serve.bench.config import BenchConfig
 from rolaq.serve.bench.measure import figure
 from rolaq.serve.bench.results import Row
 from rolaq.serve.bench.server import Server
-from rolaq.serve.bench.small import prompts, server, tokens
+from rolaq.serve.bench.small import launcher, prompts, tokens
 from rolaq.serve.bench.traffic import Traffic
 
 BUDGET = "4+16"
 OUTPUT = 24  # tokens of a probe
 PAGE = 64
+CONTEXT = 2048  # tokens of the longest requests
 PAUSE_S = 3.0  # between two rounds of probes
 # prompts below a page never come from the prefix cache, the others may
 LENGTHS = (12, 40, 60, 63, 100, 200, 330, 500, 700, 900, 1200, 1500)
@@ -33,28 +34,22 @@ LENGTHS = (12, 40, 60, 63, 100, 200, 330, 500, 700, 900, 1200, 1500)
 def run(cfg: BenchConfig) -> list[Row]:
     """One row for each thing that must hold, and one with what was sent."""
     log = Path(cfg.output) / "logs" / "soak.log"
-    small: dict[str, Any] = {
-        "max_total_tokens": cfg.soak.pool_tokens, "schedule_conservativeness": 0.1, "enable_metrics": True,
-        "chunked_prefill_size": 512,
-    }  # fmt: skip
+    small = {"max_total_tokens": cfg.soak.pool_tokens, "schedule_conservativeness": 0.1}
     given = nullcontext(Server(cfg.soak.url, log)) if cfg.soak.url else None
-    with given or server(cfg, BUDGET, log, **small) as running:
+    with given or launcher(cfg, BUDGET, log, small) as running:
         return asyncio.run(soak(cfg, running))
 
 
 async def soak(cfg: BenchConfig, running: Server) -> list[Row]:
     """References in isolation, then traffic with probes in between, then the counts at rest."""
-    info = running.get("/server_info")
-    context = min(info.get("context_length") or 2048, 2048)
+    context = min(running.get("/server_info").get("context_length") or CONTEXT, CONTEXT)
     async with connect(running.url, cfg.soak.key) as client:
         texts = prompts(
             cfg, [n for n, _ in zip(LENGTHS * 9, range(cfg.soak.probes), strict=False)], skip=20000
         )
         isolated = await references(client, texts)
         stop = time.monotonic() + 60 * cfg.soak.minutes
-        model = running.get("/model_info")
-        bad = requests(context, model.get("vocab_size") or 4096)
-        traffic = Traffic(tokens(cfg, 20000), context, bad, stop, cfg.seed)
+        traffic = Traffic(tokens(cfg, 20000), context, requests(context), stop, cfg.seed)
         clients = [asyncio.create_task(traffic.client(client)) for _ in range(cfg.soak.clients)]
         verdicts, errors = await probe(client, cfg, texts, isolated, stop)
         await asyncio.gather(*clients)

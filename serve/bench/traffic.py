@@ -39,8 +39,8 @@ class Traffic:
     wrong: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
-        self.shared = [self._cut(self.random.randint(200, self.context // 2)) for _ in range(6)]
+        self.random, self.short, self.half = random.Random(self.seed), self.context // 10, self.context // 2
+        self.shared = [self._cut(self.random.randint(self.short, self.half)) for _ in range(6)]
 
     async def client(self, client: Client) -> None:
         """One of the clients: a request of a random kind after the other."""
@@ -66,35 +66,39 @@ class Traffic:
 
     async def plain(self, client: Client) -> None:
         """Short or long prompts, greedy or sampled."""
-        length = self.random.choice((1, 2, 40, 64, 65, 300, self.context // 2))
+        length = self.random.choice((1, 2, 40, 64, 65, self.short, self.half))
         sampling = self.random.choice(
             ({}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0, "top_k": 20})
         )
-        await self._complete(client, self._cut(length), self.random.randint(1, 200), **sampling)
+        await self._complete(client, self._cut(length), self.random.randint(1, self.short), **sampling)
 
     async def prefix(self, client: Client) -> None:
         """A prompt that begins as others do."""
-        ids = [*self.random.choice(self.shared), *self._cut(self.random.randint(1, 200))]
-        await self._complete(client, ids, self.random.randint(1, 100))
+        ids = [*self.random.choice(self.shared), *self._cut(self.random.randint(1, self.short))]
+        await self._complete(client, ids, self.random.randint(1, self.short // 2))
 
     async def long(self, client: Client) -> None:
         """Long outputs: several of them do not fit into the pool together, so that some are retracted."""
-        await self._complete(client, self._cut(self.random.randint(10, 200)), self.context // 2)
+        await self._complete(client, self._cut(self.random.randint(10, self.short)), self.half)
 
     async def abort(self, client: Client) -> None:
         """Aborted by its id, waiting or running."""
         name = f"abort-{self.random.random()}"
-        asked = asyncio.create_task(client.stream(self._cut(300), self.context // 2, name))
-        await asyncio.sleep(self.random.choice((0.0, 0.05, 0.3, 1.0)))
-        await client.post("/abort_request", {"rid": name})
-        line = await asyncio.wait_for(asked, 120)
-        if len(line.ids) > self.context // 2:
+        asked = asyncio.create_task(client.stream(self._cut(self.short), self.half, name))
+        try:
+            await asyncio.sleep(self.random.choice((0.0, 0.05, 0.3, 1.0)))
+            await client.post("/abort_request", {"rid": name})
+            line = await asyncio.wait_for(asked, 120)
+        finally:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        if len(line.ids) > self.half:
             self.wrong.append(f"an aborted request went on to {len(line.ids)} tokens")
 
     async def disconnect(self, client: Client) -> None:
         """The client goes away after some chunks, or before the first."""
         left = self.random.choice((0, 1, 5))
-        asked = client.chunks(self._cut(200), self.context // 2)
+        asked = client.chunks(self._cut(self.short), self.half)
         task = asyncio.create_task(_read(asked, left))
         await asyncio.wait([task], timeout=self.random.choice((0.02, 0.5, 3.0)))
         task.cancel()

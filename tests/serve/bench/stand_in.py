@@ -73,12 +73,14 @@ class StandIn:
             return "no prompt"
         if len(ids) >= CONTEXT:
             return f"The input ({len(ids)} tokens) is longer than the model's context length"
-        if max(ids) >= VOCABULARY:
+        if max(ids) >= VOCABULARY or min(ids) < 0:
             return "greater than the vocab size"
-        values = [sampling.get(k, 1) for k in ("temperature", "top_p", "top_k", "max_new_tokens")]
-        if any(isinstance(v, str) or v < 0 or v == 7.0 for v in values):
-            return "sampling"
-        return "exceeds the context length" if values[-1] + len(ids) > CONTEXT else None
+        most = {"temperature": 9, "top_p": 1, "repetition_penalty": 2, "max_new_tokens": 2**40}
+        for name, bound in most.items():
+            value = sampling.get(name, 1)
+            if isinstance(value, str) or not 0 <= value <= bound:
+                return f"sampling: {name}"
+        return "exceeds the context length" if sampling["max_new_tokens"] + len(ids) > CONTEXT else None
 
     async def generate(self, request):
         try:

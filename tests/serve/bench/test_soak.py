@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from stand_in import CONTEXT, VOCABULARY, StandIn, serving
+from stand_in import CONTEXT, StandIn, serving
 
 from rolaq.common.files import read_json
 from rolaq.serve.bench import soak, traffic
@@ -52,7 +52,7 @@ def test_faults_are_found(soaked, fault, figure):
 
 def test_every_kind_of_request_ends_and_leaves_nothing():
     server = StandIn(pace=0.001)
-    bad = requests(CONTEXT, VOCABULARY)
+    bad = requests(CONTEXT)
     flow = Traffic(list(range(20, 3000)), CONTEXT, bad, time.monotonic() + 60, seed=3)
 
     async def each(url):
@@ -67,7 +67,7 @@ def test_every_kind_of_request_ends_and_leaves_nothing():
 
 
 def test_bad_requests_must_be_refused():
-    bad = requests(CONTEXT, VOCABULARY)
+    bad = requests(CONTEXT)
 
     async def send(url):
         async with connect(url) as client:
@@ -83,7 +83,7 @@ def test_bad_requests_must_be_refused():
 
 def test_a_dead_server_counts_and_does_not_hang(monkeypatch):
     monkeypatch.setattr(traffic.asyncio, "sleep", asyncio.sleep)
-    flow = Traffic(list(range(20, 3000)), CONTEXT, requests(CONTEXT, VOCABULARY), time.monotonic() + 1.2)
+    flow = Traffic(list(range(20, 3000)), CONTEXT, requests(CONTEXT), time.monotonic() + 1.2)
 
     async def send():
         async with connect("http://127.0.0.1:9") as client:

@@ -1,8 +1,10 @@
 """What the tests of the launcher share: a configuration of the testbed model and the stand-in for SGLang."""
 
 import json
+import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,28 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # a killed process whose parent has not looked yet is dead
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.fixture
+def gone():
+    """Whether processes have ended within some seconds."""
+
+    def check(pids, seconds=5):
+        end = time.monotonic() + seconds
+        while any(map(alive, pids)) and time.monotonic() < end:
+            time.sleep(0.05)
+        return not any(map(alive, pids))
+
+    return check
 
 
 @pytest.fixture

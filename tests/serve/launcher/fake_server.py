@@ -74,6 +74,12 @@ def main():
             "Traceback (most recent call last):\nrolaq.common.errors.RolaqError: --kv-cache-dtype fp8_e4m3: no"
         )
         sys.exit(1)
+    if MODE == "unloaded":
+        print("Failed to execute general plugin: rolaq\nTraceback …\nTypeError: no such thing\nusage: …")
+        print(
+            "sglang serve: error: argument --attention-backend: invalid choice: 'rolaq' (choose from 'triton')"
+        )
+        sys.exit(2)
     if MODE == "crash":
         print("RuntimeError: out of memory\nbye", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -18,30 +18,15 @@ from rolaq.serve.client import Client
 POOL = {"slots": 4, "sink_entries": 8}
 
 
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
-def gone(pids, seconds=5):
-    end = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not any(map(alive, pids))
-
-
 @pytest.mark.parametrize("mode", ["good", "stubborn"])
-def test_a_proven_server_leaves_no_process_behind(make_plan, fake, tmp_path, block, mode):
+def test_a_proven_server_leaves_no_process_behind(make_plan, fake, tmp_path, block, mode, gone):
     plan = make_plan(**POOL, stop_timeout=1 if mode == "stubborn" else 5)
     with launch.running(plan, fake(mode, pids=str(tmp_path / "pids"))) as (child, blocks, seconds):
         assert blocks == [block]
         assert seconds < 20
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert pids[0] == child.pid
-        assert all(map(alive, pids))
+        assert not gone(pids, seconds=0)
     assert gone(pids)
 
 
@@ -67,7 +52,7 @@ def test_two_copies_are_both_asked(make_plan, fake, block):
         (None, "the plugin did not load"),
     ],
 )
-def test_a_server_that_is_not_as_asked_is_stopped(make_plan, fake, tmp_path, block, change, says):
+def test_a_server_that_is_not_as_asked_is_stopped(make_plan, fake, tmp_path, block, change, says, gone):
     states = [None if change is None else {**block, **change}]
     command = fake(states=states, pids=str(tmp_path / "pids"))
     with pytest.raises(RolaqError, match=".+") as error, launch.running(make_plan(**POOL), command):
@@ -89,12 +74,13 @@ def test_a_missing_copy_is_noticed(make_plan, fake):
     ("mode", "says"),
     [
         ("refused", "SGLang ended with status 1: --kv-cache-dtype fp8_e4m3: no"),
+        ("unloaded", "SGLang ended with status 2: the plugin did not load: TypeError: no such thing"),
         ("crash", "SGLang was killed by signal 9: RuntimeError: out of memory"),
         ("mute", "a test generation gave 0 tokens in place of 8"),
         ("slow", "the server is not up after 2 s (loading weights): raise server.startup_timeout"),
     ],
 )
-def test_failures_say_why_and_leave_no_process(make_plan, fake, tmp_path, mode, says):
+def test_failures_say_why_and_leave_no_process(make_plan, fake, tmp_path, mode, says, gone):
     plan = make_plan(**POOL, startup_timeout=2 if mode == "slow" else 20)
     command = fake(mode, pids=str(tmp_path / "pids"))
     with pytest.raises(RolaqError) as error, launch.running(plan, command):
@@ -181,7 +167,7 @@ def test_what_the_machine_lacks(make_config, monkeypatch, version, points, gpus,
         launch.check_machine(cfg.server)
 
 
-def test_the_server_does_not_outlive_a_killed_launcher(fake, tmp_path):
+def test_the_server_does_not_outlive_a_killed_launcher(fake, tmp_path, gone):
     command = fake(pids=str(tmp_path / "pids"))
     script = (
         "import os, sys, time\nfrom rolaq.serve.child import Child\n"
@@ -218,6 +204,10 @@ def test_the_server_does_not_outlive_a_killed_launcher(fake, tmp_path):
             "error: unrecognized arguments: --x",
         ),
         ("nothing special\n\n", "nothing special"),
+        (
+            "x\nSubprocess scheduler_0 (pid=1) crashed with exit code -9.\nbye\n",
+            "Subprocess scheduler_0 (pid=1) crashed with exit code -9.",
+        ),
         ("", "no output"),
     ],
 )
