@@ -1,9 +1,10 @@
 # RoLaQ: 2-bit KV caches for Multi-head Latent Attention models.
-# Variables: MODEL (a file of conf/model/), SUITE (conf/suite/), ARTIFACT (a folder, for serve), GPU_GB (for plan),
-# ARGS (more Hydra overrides), PYTHON (the interpreter that makes .venv and .venv-serve).
+# Variables: MODEL (a file of conf/model/), SUITE (conf/suite/), NAME (of an experiment), ARTIFACT (a folder, for serve),
+# GPU_GB (for plan), ARGS (more Hydra overrides), PYTHON (the interpreter that makes .venv and .venv-serve).
 
 MODEL ?= tiny
 SUITE ?= quick
+NAME ?=
 ARTIFACT ?=
 GPU_GB ?=
 ARGS ?=
@@ -31,7 +32,7 @@ export OMP_WAIT_POLICY ?= passive
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup calibrate eval serve plan report bench prove test test-serve lint clean
+.PHONY: help setup calibrate eval experiment serve plan report bench prove test test-serve lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +45,9 @@ calibrate: $(STAMP) ## learn rotations and thresholds for MODEL into artifacts/
 
 eval: $(STAMP) ## compare all methods on MODEL with SUITE into results/
 	@$(BIN)/python -m rolaq.eval model=$(MODEL) suite=$(SUITE) $(ARGS)
+
+experiment: $(STAMP) ## one table or figure of the paper, NAME=table1 … figure8: calibrations, evaluations, report
+	@$(BIN)/python -m rolaq.eval.experiments $(NAME) model=$(MODEL) $(ARGS)
 
 serve: $(SERVE_STAMP) ## serve MODEL with SGLang on the packed INT2 cache of ARTIFACT
 	@$(SERVE_BIN)/python -m rolaq.serve model=$(MODEL) $(if $(ARTIFACT),artifact=$(ARTIFACT)) $(ARGS)

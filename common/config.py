@@ -22,6 +22,10 @@ C = TypeVar("C", bound=BaseModel)
 
 # ${basename:path} names outputs after the last part of a model's id or folder
 OmegaConf.register_new_resolver("basename", lambda path: str(path).rstrip("/").split("/")[-1], replace=True)
+# ${pick:name,{a:1,b:2},3} is the option of that name, or else the last argument
+OmegaConf.register_new_resolver(
+    "pick", lambda name, options, default: dict(options).get(name, default), replace=True
+)
 
 
 class Geometry(Config):
@@ -53,6 +57,7 @@ class ModelConfig(Config):
         context: longest sequence in tokens to use; null takes the model's own.
         artifact: folder of the calibrated artifact that comes with the model, or null.
         geometry: the model's shape for the capacity planner; null reads it from the model's config.
+        chat_template: prompts of the benchmarks go through the tokenizer's chat template.
     """
 
     name: str
@@ -65,6 +70,7 @@ class ModelConfig(Config):
     context: int | None = None
     artifact: str | None = None
     geometry: Geometry | None = None
+    chat_template: bool = False
 
 
 class TrackingConfig(Config):

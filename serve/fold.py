@@ -22,8 +22,8 @@ def attentions(model: nn.Module) -> dict[int, Any]:
 
 
 def _layer_id(module: Any) -> int:
-    inner = getattr(module, "attn_mqa", None) or getattr(module, "attn", None)
-    return int(getattr(module, "layer_id", None) if inner is None else inner.layer_id)
+    inner = getattr(module, "attn_mqa", None) or module.attn
+    return int(inner.layer_id)
 
 
 def _plain(module: Any, name: str) -> Tensor:

@@ -16,6 +16,7 @@ from rolaq.quant.artifact import Artifact
 from rolaq.quant.identity import outer_fingerprint
 from rolaq.quant.metadata import ModelIdentity
 from rolaq.quant.verify import verify_model
+from rolaq.serve.refusals import refuse_artifact
 
 ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "MiniCPM3ForCausalLM")
 LATENTS, ROPES = (256, 512), (32, 64)  # what the kernels are made for
@@ -76,6 +77,7 @@ def verify(artifact: Artifact, identity: ModelIdentity, weights: str | None, whe
 
     `weights` is the model's fingerprint, or None where it could not be told.
     """
+    refuse_artifact(artifact)
     expected = artifact.config.model
     verify_model(
         expected,

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rolaq.serve.fold import expand
+
 
 def forward(self: Any, positions: Tensor, hidden_states: Tensor, forward_batch: Any) -> Tensor:
     """Stands in for `MiniCPM3AttentionMLA.forward`: hidden states `[n, hidden]` → `[n, hidden]`."""
@@ -43,12 +45,11 @@ def _expanded(
 ) -> Tensor:
     from sglang.srt.model_executor.forward_context import get_attn_backend, get_token_to_kv_pool
 
-    get_token_to_kv_pool().set_mla_kv_buffer(self.attn, forward_batch.out_cache_loc, latents, k_rope)
-    kv = self.kv_b_proj(latents)[0].unflatten(-1, (self.num_local_heads, -1))
-    k_nope, v = kv.split([self.qk_nope_head_dim, self.v_head_dim], -1)
-    q = torch.cat((q_nope, q_rope), -1)
-    k = torch.cat((k_nope, k_rope.expand(-1, self.num_local_heads, -1)), -1)
-    return get_attn_backend().forward(q, k, v, self.attn, forward_batch)
+    pool = get_token_to_kv_pool()
+    pool.set_mla_kv_buffer(self.attn, forward_batch.out_cache_loc, latents, k_rope)
+    # SGLang drops `kv_b_proj` once it is absorbed; the folded projections expand rotated latents.
+    k, v = expand(self, pool.rotate(self.attn.layer_id, latents), k_rope[:, 0])
+    return get_attn_backend().forward(torch.cat((q_nope, q_rope), -1), k, v, self.attn, forward_batch)
 
 
 def _absorbed(

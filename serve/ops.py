@@ -27,6 +27,11 @@ class Layer:
         """Bytes of the rotation."""
         return self.rotation.nbytes
 
+    def rotate(self, latents: Tensor) -> Tensor:
+        """`latents [n, d] @ R` in fp32, in the latents' dtype."""
+        rotation = self.rotation.float().sum(0) if self.rotation.ndim == 3 else self.rotation
+        return (latents.float() @ rotation).to(latents.dtype)
+
 
 def store(
     latents: Tensor, rope: Tensor, layer: Layer, slots: Tensor, rows: Tensor, exact: Tensor, exact_row: Tensor,
@@ -35,10 +40,10 @@ def store(
     """Rotate, quantize and store latents `[n, d]` with RoPE keys `[n, d_r]` in `rows[slots]`; where
     `exact_row [n]` is not negative, also the rotated latent in `exact[exact_row]`, BF16."""
     if latents.is_cuda:
-        kept = {"exact_latents": exact, "exact_index": exact_row} if len(exact) else {}
+        protect = len(exact) > 0
         write(
-            latents, rope, layer.rotation, slots, rows, threshold=layer.threshold, gain=layer.gain,
-            spec=spec, **kept,
+            latents, rope, layer.rotation, slots, rows, threshold=layer.threshold, gain=layer.gain, spec=spec,
+            exact_latents=exact if protect else None, exact_index=exact_row if protect else None,
         )  # fmt: skip
         return
     packed, rotated = write_reference(

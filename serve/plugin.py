@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from rolaq.quant.artifact import Artifact
+from rolaq.serve.refusals import refuse_artifact
 from rolaq.serve.settings import PLUGIN, Settings
 
 
@@ -55,7 +56,9 @@ def artifact() -> Artifact:
     """
     settings = Settings.from_environment()
     assert settings is not None
-    return Artifact.load(settings.artifact)
+    found = Artifact.load(settings.artifact)
+    refuse_artifact(found)
+    return found
 
 
 def _hook(settings: Settings) -> None:

@@ -86,6 +86,10 @@ class PackedPool(MLATokenToKVPool):
             latents, rope, self.layers[i], slots, self.kv_buffer[i], self.exact[i], exact_row, self.spec
         )
 
+    def rotate(self, layer_id: int, latents: Tensor) -> Tensor:
+        """Latents `[n, d]` in the layer's rotated basis."""
+        return self.layers[layer_id - self.start_layer].rotate(latents)
+
     def fetch(self, layer_id: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Latents `[n, d]` in the rotated basis and RoPE keys `[n, d_r]` of packed rows, BF16."""
         return ops.fetch(self.rows(layer_id), slots, self.kv_lora_rank, self.qk_rope_head_dim, self.spec)

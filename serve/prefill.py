@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -51,8 +52,7 @@ def plain(
     """The same in plain fp32 torch, a sequence at a time: for CPUs and as the tests' reference."""
     out = q.new_zeros(*q.shape[:2], v.shape[-1])
     lse = torch.full(q.shape[:2], float("-inf"), device=q.device)
-    for b, (begin, end) in enumerate(zip(cu_q.tolist(), cu_q.tolist()[1:], strict=False)):
-        first, last = cu_k[b].item(), cu_k[b + 1].item()
+    for (begin, end), (first, last) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
         logits = torch.einsum("nhd,mhd->nhm", q[begin:end].float(), k[first:last].float()) * scale
         if causal:
             ahead = torch.ones(end - begin, last - first, dtype=torch.bool, device=q.device)

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from rolaq.common.errors import RolaqError
+from rolaq.quant.artifact import Artifact
+from rolaq.quant.metadata import FEEDBACK_METHOD
 from rolaq.serve.settings import PLUGIN, Settings
 
 HOST = "packed rows have no tier outside the GPU, and their protected rows would not follow"
@@ -89,6 +91,15 @@ LORA = "kv_b_proj"
 def option(field: str) -> str:
     """A field as it is written on SGLang's command line."""
     return "--" + field.replace("_", "-")
+
+
+def refuse_artifact(artifact: Artifact) -> None:
+    """Raise `RolaqError` for an artifact whose write the packed pool does not do."""
+    if artifact.config.method == FEEDBACK_METHOD:
+        raise RolaqError(
+            f"artifact {artifact.id} was calibrated with error feedback, which serving does not support yet: "
+            "serve one calibrated without (make calibrate)"
+        )
 
 
 def refuse(server_args: Any, settings: Settings | None = None) -> None:

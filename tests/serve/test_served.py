@@ -4,28 +4,17 @@ and nothing left behind."""
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from engine import CpuEngine
-from torch.nn import functional
+from packed import ARTIFACT, CHUNK, MODEL, PAGE, packed, simulated, small_kl
 from transformers import AutoTokenizer
 
 from rolaq.kernels.reference import unpack_rows
 from rolaq.quant.artifact import Artifact
-from rolaq.serve import plugin
-from rolaq.serve.settings import Settings
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-MODEL, ARTIFACT = ROOT / "testbed" / "tiny", ROOT / "testbed" / "artifact" / "rolaq"
 WORDS = "In 1914 the war began in Europe and the armies of many nations went to fight. "
-PAGE, CHUNK, NEW = 64, 256, 10
-ALONE = {**os.environ, "PYTHONPATH": str(ROOT / "src")}  # without SGLang's packages
+NEW = 10
 
 
 @functools.cache
@@ -43,44 +32,8 @@ def prompts() -> list[list[int]]:
 @pytest.fixture
 def served(request, monkeypatch):
     budget, overlap = getattr(request, "param", ("4+16", False))
-    sink, recent = map(int, budget.split("+"))
-    for name, value in (
-        Settings(artifact=str(ARTIFACT), sink=sink, recent=recent, sink_entries=24, slots=8, page_size=PAGE)
-        .environment()
-        .items()
-    ):
-        monkeypatch.setenv(name, value)
-    plugin.artifact.cache_clear()
-    options = {
-        "attention_backend": "rolaq",
-        "page_size": PAGE,
-        "chunked_prefill_size": CHUNK,
-        "max_running_requests": 8,
-    }
-    with CpuEngine(MODEL, plugin.register, disable_overlap_schedule=not overlap, **options) as engine:
-        engine.budget = (sink, recent)
+    with packed(monkeypatch, budget, disable_overlap_schedule=not overlap) as engine:
         yield engine
-
-
-@functools.cache
-def simulator() -> str:
-    """A Python whose Transformers caches latents: SGLang pins one that does not."""
-    check = "import transformers as t; assert tuple(map(int, t.__version__.split('.')[:2])) >= (5, 17)"
-    for python in (sys.executable, str(ROOT / ".venv" / "bin" / "python")):
-        if (
-            Path(python).exists()
-            and not subprocess.run([python, "-c", check], env=ALONE, capture_output=True).returncode
-        ):
-            return python
-    pytest.skip("the simulation needs transformers>=5.17 in .venv: make setup")
-
-
-def simulated(folder: Path, jobs: list[tuple]) -> list[torch.Tensor]:
-    """Logits of the simulation (`simulate.py`)."""
-    torch.save(jobs, folder / "jobs.pt")
-    arguments = [HERE / "simulate.py", MODEL, ARTIFACT, folder / "jobs.pt", folder / "logits.pt"]
-    subprocess.run([simulator(), *map(str, arguments)], env=ALONE, check=True, timeout=120)
-    return torch.load(folder / "logits.pt")
 
 
 @pytest.mark.parametrize(
@@ -102,9 +55,7 @@ def test_logits_are_those_of_the_simulation(served, tmp_path) -> None:
             jobs.append((*served.budget, tokens[:-1], [*cuts, len(prompt)]))
             names.append(f"{kind}-{i}")
     for name, want, job in zip(names, simulated(tmp_path, jobs), jobs, strict=True):
-        got = torch.stack([served.logits[name][n] for n in range(job[3][-1], len(job[2]) + 1)])
-        kl = functional.kl_div(got.log_softmax(-1), want.log_softmax(-1), log_target=True, reduction="none")
-        assert kl.sum(-1).mean() < 1e-3, name  # RoPE keys and protected rows are BF16 here, fp32 there
+        assert small_kl(served, name, job, want), name
 
 
 def test_many_at_once_are_as_one_by_one(served) -> None:

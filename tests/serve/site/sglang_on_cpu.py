@@ -55,6 +55,8 @@ class StandIns(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = ModuleType(spec.name)
         module.__getattr__ = Missing(spec.name).__getattr__  # type: ignore[method-assign]
+        if spec.name == "soundfile":
+            module.available_formats = dict  # type: ignore[attr-defined]  # mistral_common asks while it is imported
         return module
 
     def exec_module(self, module: ModuleType) -> None:
