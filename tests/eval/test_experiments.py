@@ -91,7 +91,7 @@ def test_arguments_that_no_step_takes(arguments, message):
         check(arguments)
 
 
-@pytest.mark.parametrize("arguments", [[], ["table9"]])
+@pytest.mark.parametrize("arguments", [[], ["table9"], ["model=tiny"]])
 def test_unknown_experiments_are_one_line(arguments):
     command = [sys.executable, "-m", "rolaq.eval.experiments", *arguments]
     done = subprocess.run(
