@@ -28,6 +28,23 @@ OmegaConf.register_new_resolver(
 )
 
 
+class Geometry(Config):
+    """What capacity depends on, known without the model's files.
+
+    Attributes:
+        layers: attention layers, each with a cache of its own.
+        latent_dim, rope_dim: d and d_r, coordinates of the cached latent and of the RoPE key.
+        heads: attention heads.
+        parameters: of the whole model, tied ones once.
+    """
+
+    layers: int
+    latent_dim: int
+    rope_dim: int
+    heads: int
+    parameters: int
+
+
 class ModelConfig(Config):
     """Which model to load, and how.
 
@@ -39,6 +56,7 @@ class ModelConfig(Config):
         device: ``auto`` (GPU if there is one), ``map`` (spread over all GPUs), or a torch device.
         context: longest sequence in tokens to use; null takes the model's own.
         artifact: folder of the calibrated artifact that comes with the model, or null.
+        geometry: the model's shape for the capacity planner; null reads it from the model's config.
         chat_template: prompts of the benchmarks go through the tokenizer's chat template.
     """
 
@@ -51,6 +69,7 @@ class ModelConfig(Config):
     attn_implementation: str | None = None
     context: int | None = None
     artifact: str | None = None
+    geometry: Geometry | None = None
     chat_template: bool = False
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rolaq.common.config import Config, DataConfig, ModelConfig, TrackingConfig
 from rolaq.common.errors import RolaqError
-from rolaq.eval.methods import METHODS
+from rolaq.eval.methods import PAPER
 from rolaq.eval.passes import Budgets, Pass, known_methods
 from rolaq.eval.ruler_config import RulerConfig
 from rolaq.eval.task_config import BenchmarksConfig, ServerConfig
@@ -105,7 +105,7 @@ class SuiteConfig(Config):
     gain_sweep: GainConfig | None = None
     kappa_sweep: KappaConfig | None = None
     energy: bool = True
-    methods: list[str] = list(METHODS)
+    methods: list[str] = list(PAPER)
 
     @property
     def passes(self) -> list[Pass]:
@@ -135,7 +135,7 @@ class EvalConfig(Config):
     tracking: TrackingConfig
     suite: SuiteConfig
     protect: ProtectConfig
-    methods: list[str] = Field(list(METHODS), min_length=1)
+    methods: list[str] = Field(list(PAPER), min_length=1)
     calibration: str | None = None
     backend: Literal["simulated", "server"] = "simulated"
     server: ServerConfig = ServerConfig()

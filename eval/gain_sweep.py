@@ -13,6 +13,7 @@ from rolaq.eval.methods import code, digest, tensors_id
 from rolaq.eval.results import Results, Row
 from rolaq.eval.session import Session
 from rolaq.quant.methods.grouped import FourLevelMethod
+from rolaq.quant.methods.shaped import ShapedMethod
 from rolaq.quant.oscar import GAIN
 from rolaq.quant.protection import Protection
 from rolaq.quant.response import response
@@ -57,7 +58,7 @@ def run(session: Session) -> float:
     return min(rows, key=lambda row: row["kl"])["gain"]
 
 
-def _sweep(session: Session, oscar: FourLevelMethod, ids: Tensor, skip: int) -> list[float]:
+def _sweep(session: Session, oscar: FourLevelMethod | ShapedMethod, ids: Tensor, skip: int) -> list[float]:
     values = gains(session.cfg.suite.gain_sweep or GainConfig())
     runs = [(oscar.with_gain(gain), Protection(0, 0)) for gain in values]
     settings = session.divergence.model_copy(update={"skip": skip})
@@ -73,6 +74,6 @@ def _normalise(results: Results, wanted: list[Row]) -> None:
         row["relative"] = row["kl"] / reference
 
 
-def _fingerprint(session: Session, oscar: FourLevelMethod, ids: Tensor, skip: int) -> str:
+def _fingerprint(session: Session, oscar: FourLevelMethod | ShapedMethod, ids: Tensor, skip: int) -> str:
     model = (session.target.identity.weights, session.target.model.dtype)
     return digest(*model, code(), skip, tensors_id(oscar), ids.numpy().tobytes())

@@ -37,6 +37,7 @@ def run(session: Session) -> None:
     session.check_lengths(lengths, "suite.kappa_sweep.lengths")
     documents = session.documents(session.cfg.data.val, cfg.domains)
     method = session.calibrated["rolaq"].artifact.method().to(session.target.model.device)
+    assert isinstance(method, FourLevelMethod)
     for length in lengths:
         ids = torch.cat(list(crop(documents, session.target.tokenizer, length, cfg.documents).values()))
         about = {"model": session.target.name, "variant": session.variant(entry), "seed": entry.seed}

@@ -119,6 +119,8 @@ TABLES: dict[str, Callable[[Tables], str]] = {
     "selection": _section("selection", "Selection"),
     "calibration": _flat("calibration"),
     "search": _flat("search"),
+    "feedback": _flat("feedback"),
+    "robustness": _flat("robustness"),
     "kernels": _flat("kernels"),
     "serve": _flat("serve"),
     "speed": _flat("speed"),

@@ -34,6 +34,11 @@ class FourLevelMethod:
         rotation, threshold, gain = (t.to(device) for t in (self.rotation, self.threshold, self.gain))
         return FourLevelMethod(self.name, rotation, threshold, gain, self.spec)
 
+    @property
+    def read_matrix(self) -> Tensor:
+        """What projections are folded with, `[L, d, d]` fp32: R itself."""
+        return self.rotation
+
     def by_token(self, tokens: int) -> bool:
         """Tokens are quantized one by one whatever their positions: adapters may batch rows of any lengths."""
         return True
