@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ATTEMPTS = 3
+KEY_VARIABLE = "ROLAQ_API_KEY"
+"""Holds the key of a server that asks for one, as for `make serve`."""
 
 
 class ServerLM(TemplateLM):
@@ -172,7 +175,10 @@ class ServerLM(TemplateLM):
     def _ask(self, path: str, body: Any = None, optional: bool = False) -> Any:
         """The JSON answer to a request, tried again when the connection breaks; None of an ``optional`` path."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self.url + path, data, headers)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.cfg.timeout) as answer:
