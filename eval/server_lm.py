@@ -47,7 +47,9 @@ class ServerLM(TemplateLM):
         self.add_bos_token: bool | None = None
         self.passed: Callable[[int], object] = lambda rows: None
         self.url = cfg.url.rstrip("/")
-        self.native = self._ask("/get_model_info", optional=True) is not None
+        # the name in newer versions, and in older ones
+        names = ("/model_info", "/get_model_info")
+        self.native = any(self._ask(path, optional=True) is not None for path in names)
         self.served = cfg.model or self._served()
         self._pairs: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
