@@ -41,7 +41,7 @@ def layer(d, block, device):
 @pytest.mark.parametrize("block", [32, 128])
 @pytest.mark.parametrize("small", [True, False])
 def test_rows_equal_the_reference_bit_for_bit(n, d, d_r, block, small, device, monkeypatch):
-    monkeypatch.setattr(module, "ROTATE_FIRST", 1 << 30 if small else 0)
+    monkeypatch.setattr(module, "MANY", 1 << 30 if small else 0)
     spec = QuantizerSpec(feedback_block=block)
     rotation, shift, feedback = layer(d, block, device)
     z, rope = latents(n, d).to(device), torch.randn(n, d_r).bfloat16().to(device)
@@ -59,7 +59,7 @@ def test_rows_equal_the_reference_bit_for_bit(n, d, d_r, block, small, device, m
 @pytest.mark.parametrize(("n", "d", "d_r"), [(35, 512, 64), (18, 256, 32)])
 def test_rotation_shift_and_protected_tokens(n, d, d_r, small, device, monkeypatch):
     """From the model's latents; what is kept exact is `c P - shift`, and it gives the rows their codes."""
-    monkeypatch.setattr(module, "ROTATE_FIRST", 1 << 30 if small else 0)
+    monkeypatch.setattr(module, "MANY", 1 << 30 if small else 0)
     spec = QuantizerSpec(feedback_block=32)
     rotation, shift, feedback = layer(d, 32, device)
     writer = prepare(rotation, shift, feedback, threshold=THRESHOLD, gain=GAIN, spec=spec)
