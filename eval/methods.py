@@ -136,7 +136,7 @@ def _locate(kind: str, cfg: ModelConfig, artifact: str, artifacts: str) -> Path:
         # one artifact given: its siblings are the other kinds; the longest kind in its name is its own
         named = max((name for name in CALIBRATED.values() if name in given.name), key=len, default="")
         places = [given] if kind == named else [given / kind, given.parent / kind]
-    if cfg.artifact:
+    if cfg.artifact and (artifact == "auto" or kind == "oscar"):
         places.append(Path(find(cfg.artifact)) / kind)
     for place in places:
         if (place / CONFIG_NAME).is_file():
@@ -176,7 +176,9 @@ def _method(name: str, target: Target, source: Calibrated | None, best_gain: flo
 
     if name == "oscar-best-gain":
         if source is None or best_gain is None:
-            raise RolaqError("oscar-best-gain needs OSCAR's artifact and the gain sweep")
+            raise RolaqError(
+                "oscar-best-gain needs the gain sweep: set suite.gain_sweep, or leave it out of methods"
+            )
         return source.artifact.method().with_gain(best_gain, name)
     if source is not None:
         return source.artifact.method()

@@ -9,6 +9,7 @@ from torch import Tensor
 from rolaq.kernels.plan import Plan
 
 COLUMNS = 16
+FILL = 512  # programs
 
 
 @triton.jit
@@ -44,8 +45,7 @@ def _merge_kernel(
     part, lse, first, out, lse_out, out_row, out_col, blocks,
     D: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
-    """One sequence and query column. Where few results are to be merged, the first program does it
-    alone; where they are many, each program takes CHUNK coordinates."""
+    """CHUNK coordinates of one sequence and query column, FEW or MANY partial results at a time."""
     seq = tl.program_id(0)
     col = tl.program_id(1)
     chunk = tl.program_id(2)
@@ -53,19 +53,22 @@ def _merge_kernel(
     stop = tl.load(first + seq + 1)
     out += seq.to(tl.int64) * out_row + col * out_col
     lse_out += seq * tl.num_programs(1) + col
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
     if stop - start > 2 * FEW:
-        at = chunk * CHUNK + tl.arange(0, CHUNK)
         _merge_column(part, lse, out, lse_out, start, stop, at, col, blocks, chunk == 0, D, N, MANY)
-    elif chunk == 0:
-        _merge_column(part, lse, out, lse_out, start, stop, tl.arange(0, D), col, blocks, True, D, N, FEW)
+    else:
+        _merge_column(part, lse, out, lse_out, start, stop, at, col, blocks, chunk == 0, D, N, FEW)
 
 
 def merge(part: Tensor, lse: Tensor, plan: Plan, out: Tensor, lse_out: Tensor) -> None:
     """`part [items, blocks, 16, d]` and base-2 `lse [items, blocks, 16]`, both fp32 → `out [B, T, H, d]`
-    and natural `lse_out [B, T, H]`; a sequence without items gets zeros and minus infinity."""
+    and natural `lse_out [B, T, H]`; a sequence without items gets zeros and minus infinity.
+
+    A program takes all coordinates where there are columns enough to fill a GPU, else a share of them.
+    """
     batch, queries, heads, d = out.shape
-    columns = queries * heads
-    _merge_kernel[(batch, columns, d // 128)](
+    chunk = max(64, min(d, triton.next_power_of_2(batch * queries * heads * d // FILL)))
+    _merge_kernel[(batch, queries * heads, d // chunk)](
         part, lse, plan.first, out, lse_out, out.stride(0), out.stride(2), part.shape[1],
-        D=d, N=COLUMNS, CHUNK=128, FEW=4, MANY=32, num_warps=4,
+        D=d, N=COLUMNS, CHUNK=chunk, FEW=4, MANY=8192 // chunk, num_warps=4,
     )  # fmt: skip

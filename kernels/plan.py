@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 64  # tokens: the granularity of a split
+TILE = 128  # tokens: the granularity of a split
 NOTHING, PACKED, PROTECTED = 0, 1, 2  # kinds of an item
 
 
@@ -42,7 +42,8 @@ def _plan_kernel(
         sinks = tl.minimum(tl.load(counts + 2 * i, mask=i < batch, other=0), tl.minimum(n, SINK))
         recents = tl.minimum(tl.load(counts + 2 * i + 1, mask=i < batch, other=0), RECENT)
         recents = tl.minimum(recents, n - sinks)
-    tiles = (n - sinks - recents + TILE - 1) // TILE
+    # Splits fall on multiples of TILE, so that a tile of a page that holds whole tiles lies within it.
+    tiles = tl.where(n > sinks + recents, (n - recents + TILE - 1) // TILE - sinks // TILE, 0)
     protected = (sinks + recents > 0).to(tl.int32)
     # The smallest split whose items all run at once; where no split fits, one item a sequence.
     low = min_tiles
@@ -74,10 +75,10 @@ def _plan_kernel(
     for block in range(0, splits, 128):
         s = block + lane
         ok = s < splits
-        begin = sinks + (s.to(tl.int64) * tiles // tl.maximum(splits, 1)).to(tl.int32) * TILE
-        end = sinks + ((s + 1).to(tl.int64) * tiles // tl.maximum(splits, 1)).to(tl.int32) * TILE
+        begin = (sinks // TILE + (s.to(tl.int64) * tiles // tl.maximum(splits, 1)).to(tl.int32)) * TILE
+        end = (sinks // TILE + ((s + 1).to(tl.int64) * tiles // tl.maximum(splits, 1)).to(tl.int32)) * TILE
         tl.store(items + 4 * (at + s), b, mask=ok)
-        tl.store(items + 4 * (at + s) + 1, begin, mask=ok)
+        tl.store(items + 4 * (at + s) + 1, tl.maximum(begin, sinks), mask=ok)
         tl.store(items + 4 * (at + s) + 2, tl.minimum(end, n - recents), mask=ok)
         tl.store(items + 4 * (at + s) + 3, 1, mask=ok)
     if b == 0:
@@ -86,11 +87,13 @@ def _plan_kernel(
             tl.store(items + 4 * (block + lane) + 3, 0, mask=block + lane < max_items)
 
 
-def resident_programs(device: torch.device, per_multiprocessor: int = 2) -> int:
-    """How many decode programs a GPU runs at once; 8 where there is none (the interpreter)."""
+def resident_programs(device: torch.device) -> int:
+    """How many decode programs a GPU runs at once (the Hopper kernel: one a multiprocessor, which it fills
+    alone); 8 where there is none (the interpreter)."""
     if device.type != "cuda":
         return 8
-    return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count * (1 if found.major == 9 else 2)
 
 
 def make_plan(

@@ -41,8 +41,6 @@ def compare(case, device, impl):
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_small(case, impl, device):
-    if impl == "tensor-core" and case.d != 512:
-        pytest.skip("built for d = 512")
     compare(case, device, impl)
 
 
@@ -50,8 +48,6 @@ def test_small(case, impl, device):
 @pytest.mark.parametrize("case", CORNER, ids=lambda case: case.name)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_corner(case, impl, device):
-    if impl == "tensor-core" and case.d != 512:
-        pytest.skip("built for d = 512")
     compare(case, device, impl)
 
 

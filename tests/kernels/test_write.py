@@ -61,13 +61,19 @@ def test_rotation_in_the_same_launch(n, d, d_r, device):
         exact_latents=exact,
         exact_index=index,
     )
-    want_rows, want_exact = write_reference(c, rope, rotation, threshold=0.93, gain=1.09)
+    want_rows, _ = write_reference(c, rope, rotation, threshold=0.93, gain=1.09)
     got, want = (unpack_rows(x, d, d_r)[0] for x in (rows, want_rows))
     # a code may differ only where fp32 sums of another order meet a boundary
     assert ((got - want).abs() > 1e-4 * want.abs().max()).float().mean() < 1e-4
     kept = index >= 0
-    # the interpreter truncates where a GPU rounds
-    assert torch.allclose(exact[index[kept].long()].float(), want_exact[kept].float(), rtol=2**-7, atol=1e-6)
+    want_exact = c.double() @ rotation.double()
+    # BF16 rounds by half an ulp (the interpreter truncates, by one); before it, fp32 sums of d products
+    # are off by some 2^-24 of the sum of their magnitudes, which near zero is all there is
+    slack = 2.0 ** (-8 if c.is_cuda else -7) * want_exact.abs() + 2.0**-22 * (
+        c.double().abs() @ rotation.double().abs()
+    )
+    off = (exact[index[kept].long()].double() - want_exact[kept]).abs()
+    assert (off <= slack[kept]).all(), (off / slack[kept]).max()
     assert torch.isnan(exact[n - 1 :].float()).all()
 
 
