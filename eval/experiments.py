@@ -77,7 +77,7 @@ def check(arguments: Sequence[str]) -> None:
 def command() -> None:
     """Run the steps of one experiment; the first that fails ends it."""
     names, arguments = sys.argv[1:2], sys.argv[2:]
-    if not names:
+    if not names or "=" in names[0]:  # make without NAME
         raise RolaqError(f"which experiment? One of {', '.join(EXPERIMENTS)}")
     steps = lookup("experiment", names[0], EXPERIMENTS)
     check(arguments)

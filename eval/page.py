@@ -85,12 +85,12 @@ def _section(section: Section, readings: dict[str, str]) -> list[str]:
     parts += [html.paragraph(text) for text in readings.get(section.name, "").split("\n\n") if text.strip()]
     parts += [html.figure(title, path) for title, path in section.figures.items()]
     for title, text in section.tables.items():
-        if text:
-            parts.append(
-                html.folded(title, html.table(text))
-                if "against" in title or "seed" in title
-                else html.heading(title, 3) + html.table(text)
-            )
+        if text and (
+            section.name == "table1" or "against" in title
+        ):  # the former are in the headline already
+            parts.append(html.folded(title, html.table(text)))
+        elif text:
+            parts.append(html.heading(title, 3) + html.table(text))
     return parts
 
 

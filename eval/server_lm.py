@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ATTEMPTS = 3
+KEY_VARIABLE = "ROLAQ_API_KEY"
+"""Holds the key of a server that asks for one, as for `make serve`."""
 
 
 class ServerLM(TemplateLM):
@@ -44,7 +47,9 @@ class ServerLM(TemplateLM):
         self.add_bos_token: bool | None = None
         self.passed: Callable[[int], object] = lambda rows: None
         self.url = cfg.url.rstrip("/")
-        self.native = self._ask("/get_model_info", optional=True) is not None
+        # the name in newer versions, and in older ones
+        names = ("/model_info", "/get_model_info")
+        self.native = any(self._ask(path, optional=True) is not None for path in names)
         self.served = cfg.model or self._served()
         self._pairs: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
@@ -172,7 +177,10 @@ class ServerLM(TemplateLM):
     def _ask(self, path: str, body: Any = None, optional: bool = False) -> Any:
         """The JSON answer to a request, tried again when the connection breaks; None of an ``optional`` path."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self.url + path, data, headers)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.cfg.timeout) as answer:

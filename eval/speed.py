@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,8 @@ def generation(lm: QuantizedLM, ids: Tensor, new: int) -> Tensor:
     )
 
 
-def measure(cfg: SpeedConfig) -> list[Row]:
-    """A row per method, budget and kind of work, with its time relative to BF16's."""
+def measure(cfg: SpeedConfig) -> Iterator[list[Row]]:
+    """The rows so far, after each method and budget: kind of work, time, time relative to BF16's."""
     target = Target.of(cfg.model, *load_model(cfg.model))
     calibrated = load_artifacts(cfg.methods, target, cfg.model, cfg.artifact, cfg.artifacts)
     entries = build(["bf16", *cfg.methods], target, calibrated)
@@ -102,16 +102,18 @@ def measure(cfg: SpeedConfig) -> list[Row]:
             exact = next((row["seconds"] for row in rows if row["kind"] == kind), spent)
             about = {"model": cfg.model.name, "method": entry.name, "budget": budget, "kind": kind}
             sizes = {"batch": cfg.batch, "tokens": cfg.tokens if kind == "likelihood" else cfg.prompt}
-            rows.append({**about, **sizes, "seconds": spent, "relative": spent / exact})
-    return rows
+            rows.append({**about, **sizes, "seconds": spent, "relative": spent / exact, **stamp()})
+        yield rows
 
 
 def run(raw: DictConfig) -> None:
-    """Measure, print, write ``<output>/<model>/speed.json``."""
+    """Measure, print, write ``<output>/<model>/speed/speed.json`` as the rows come."""
     cfg = resolve(raw, SpeedConfig)
-    rows = [{**row, **stamp()} for row in measure(cfg)]
+    path, rows = Path(cfg.output) / cfg.model.name / "speed" / "speed.json", list[Row]()
+    for rows in measure(cfg):
+        write_json(path, rows)
     print(markdown_table(rows, ["method", "budget", "kind", "batch", "tokens", "seconds", "relative"]))
-    print(f"wrote {write_json(Path(cfg.output) / cfg.model.name / 'speed' / 'speed.json', rows)}")
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -28,10 +28,9 @@ def comparable_tasks(rows: Sequence[Row]) -> list[Row]:
 
 
 def stamp_of(rows: Iterable[Row]) -> str:
-    """What was left out of which task, for a caption; empty when every task is complete."""
-    limits = {row["task"]: (row["limit"], row["n"]) for row in rows}
-    parts = [f"{BENCHMARKS[task].title} {n} items" for task, (limit, n) in limits.items() if limit]
-    return f"LIMITED: {', '.join(parts)}" if parts else ""
+    """A caption's warning that not all items were run; empty when every task is complete. Columns say how many."""
+    limited = {row["task"]: bool(row["limit"]) for row in rows}
+    return f"LIMITED in {sum(limited.values())} of {len(limited)} tasks" if any(limited.values()) else ""
 
 
 def task_names(rows: Sequence[Row]) -> dict[str, str]:

@@ -125,7 +125,7 @@ def test_run_resumes_at_the_task_where_it_stopped(workspace, root, tmp_path, mon
 def test_limited_runs_are_stamped_and_stand_beside_full_ones(workspace, root, tmp_path):
     more = ("methods=[bf16,rolaq]", "suite.benchmarks.tasks=[triviaqa]", 'protect.budgets=["0+0"]')
     evaluate(composed(workspace, root, tmp_path, *more, "suite.benchmarks.limit=1"))
-    assert "LIMITED: TriviaQA 1 items" in (tmp_path / "model" / "paper.md").read_text()
+    assert "LIMITED in 1 of 1 tasks" in (tmp_path / "model" / "paper.md").read_text()
     assert "TriviaQA (first 1)" in (tmp_path / "model" / "paper.md").read_text()
     evaluate(composed(workspace, root, tmp_path, *more))
     rows = {(row["method"], row["limit"], row["n"]) for row in rows_of(tmp_path)}

@@ -91,7 +91,7 @@ def test_arguments_that_no_step_takes(arguments, message):
         check(arguments)
 
 
-@pytest.mark.parametrize("arguments", [[], ["table9"]])
+@pytest.mark.parametrize("arguments", [[], ["table9"], ["model=tiny"]])
 def test_unknown_experiments_are_one_line(arguments):
     command = [sys.executable, "-m", "rolaq.eval.experiments", *arguments]
     done = subprocess.run(
@@ -191,7 +191,7 @@ def test_only_one_set_of_items_is_shown_and_its_limit_stamped():
     limited = [row("bf16", [True], items="b", limit=1), row("oscar", [True], items="b", limit=1)]
     assert comparable_tasks([*ROWS, *limited]) == ROWS
     assert comparable_tasks([ROWS[0], *limited]) == limited
-    assert stamp_of(ROWS) == "" and stamp_of(limited) == "LIMITED: GSM8K 1 items"
+    assert stamp_of(ROWS) == "" and stamp_of(limited) == "LIMITED in 1 of 1 tasks"
 
 
 def test_energy_profile_survives_being_recorded():

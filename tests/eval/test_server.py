@@ -56,6 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answer).encode())
 
     def do_GET(self):
+        assert self.headers["Authorization"] in (None, "Bearer secret")
         paths = {"/v1/models": {"data": [{"id": "served"}]}}
         if self.native:
             paths["/get_model_info"] = {"model_path": "served"}
@@ -156,7 +157,8 @@ def composed(workspace, root, tmp_path, url, *more):
         )  # fmt: skip
 
 
-def test_run_through_a_server_is_labelled_and_resumes(serve, workspace, root, tmp_path):
+def test_run_through_a_server_is_labelled_and_resumes(serve, workspace, root, tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLAQ_API_KEY", "secret")
     evaluate(composed(workspace, root, tmp_path, serve()))
     path = tmp_path / "model" / "paper.json"
     (row,) = json.loads(path.read_text())["tasks"]
