@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from types import ModuleType
 
 
 def limit(memory_mb: int, seconds: int) -> None:
@@ -34,15 +35,12 @@ def disarm() -> None:
         for name in names:
             if hasattr(place, name):
                 setattr(place, name, refuse)
-    for module in (
-        "_posixsubprocess",
-        "subprocess",
-        "multiprocessing",
-        "ctypes",
-        "_ctypes",
-        "_multiprocessing",
-    ):
+    for module in ("multiprocessing", "ctypes", "_ctypes", "_multiprocessing"):
         sys.modules[module] = None  # type: ignore[assignment]
+    # asyncio and unittest.mock import subprocess, which needs this one
+    starter = ModuleType("_posixsubprocess")
+    starter.fork_exec = refuse  # type: ignore[attr-defined]
+    sys.modules[starter.__name__] = starter
 
 
 def main() -> None:

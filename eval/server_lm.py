@@ -6,8 +6,10 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.model import TemplateLM
@@ -49,7 +51,7 @@ class ServerLM(TemplateLM):
         self.url = cfg.url.rstrip("/")
         # the name in newer versions, and in older ones
         names = ("/model_info", "/get_model_info")
-        self.native = any(self._ask(path, optional=True) is not None for path in names)
+        self.native = any("model_path" in (self._ask(path, optional=True) or ()) for path in names)
         self.served = cfg.model or self._served()
         self._pairs: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
@@ -161,7 +163,8 @@ class ServerLM(TemplateLM):
         """Requests in flight together, answers in order."""
 
         def one(item: Any) -> Any:
-            answer = ask(item)
+            with self._understood():
+                answer = ask(item)
             self.passed(1)
             return answer
 
@@ -169,10 +172,22 @@ class ServerLM(TemplateLM):
             return list(pool.map(one, items))
 
     def _served(self) -> str:
-        models = self._ask("/v1/models")["data"]
-        if not models:
-            raise RolaqError(f"{self.url} serves no model")
-        return str(models[0]["id"])
+        with self._understood():
+            models = self._ask("/v1/models")["data"]
+            if not models:
+                raise RolaqError(f"{self.url} serves no model")
+            return str(models[0]["id"])
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """An answer that lacks what is read from it is the server's error."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            raise RolaqError(
+                f"{self.url} answers in another form than SGLang or OpenAI's completions do "
+                f"({one_line(repr(error), 120)}): give the address of such a server"
+            ) from error
 
     def _ask(self, path: str, body: Any = None, optional: bool = False) -> Any:
         """The JSON answer to a request, tried again when the connection breaks; None of an ``optional`` path."""
@@ -180,9 +195,9 @@ class ServerLM(TemplateLM):
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self.url + path, data, headers)
         for attempt in range(1, ATTEMPTS + 1):
             try:
+                request = urllib.request.Request(self.url + path, data, headers)
                 with urllib.request.urlopen(request, timeout=self.cfg.timeout) as answer:
                     return json.load(answer)
             except urllib.error.HTTPError as error:
@@ -190,7 +205,7 @@ class ServerLM(TemplateLM):
                     return None
                 said = one_line(error.read().decode("utf-8", "replace"), 200)
                 raise RolaqError(f"{self.url}{path} answered {error.code}: {said}") from error
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, HTTPException) as error:
                 if attempt == ATTEMPTS:
                     raise RolaqError(
                         f"no answer from server.url={self.url} ({one_line(error, 120)}): start it with `make serve`, "

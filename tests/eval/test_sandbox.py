@@ -38,6 +38,7 @@ def test_runaways_fail_in_time_and_leave_no_process(name):
     [
         ("assert sorted([2, 1]) == [1, 2]", True),
         ("import math, collections, heapq, re, itertools\nassert math.gcd(4, 6) == 2", True),
+        ("import asyncio, unittest.mock\nasync def f(): return 3\nassert asyncio.run(f()) == 3", True),
         ("assert 1 == 2", False),
         ("def broken(:", False),
         ("import sys\nsys.exit(0)", False),  # ends before its tests

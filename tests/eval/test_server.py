@@ -1,6 +1,7 @@
 """Evaluation through a server, against a small one that answers with the test model itself."""
 
 import json
+import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from rolaq.common.errors import RolaqError
@@ -142,6 +144,55 @@ def test_answers_are_those_of_the_model(serve, target, root, name, shots, native
         assert [value for value, _ in flat] == pytest.approx([v for [(v, _)] in expected], abs=1e-4)
     else:
         assert answers == expected
+
+
+@pytest.fixture
+def say():
+    """A server that answers every request with the same bytes; gives its address."""
+    opened = []
+
+    def start(answer):
+        class Say(socketserver.BaseRequestHandler):
+            def handle(self):
+                self.request.recv(65536)
+                self.request.sendall(answer)
+
+        opened.append(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Say))
+        threading.Thread(target=opened[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{opened[-1].server_address[1]}"
+
+    yield start
+    for server in opened:
+        server.shutdown()
+        server.server_close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", "no answer from server.url=.*SSH"),
+        (HEAD + b'{"data"', "no answer from server.url=.*IncompleteRead"),  # it ended on the way
+        (HEAD + b"<html>                        ", "no answer from server.url="),
+        (HEAD + b"{}                            ", "answers in another form than SGLang or OpenAI.*'data'"),
+        (
+            HEAD + b'{"data": [{"id": "other"}]}   ',
+            "answers in another form than SGLang or OpenAI.*'choices'",
+        ),
+    ],
+)
+def test_other_servers_are_told_from_models(say, target, answer, message):
+    with pytest.raises(RolaqError, match=message):
+        lm = ServerLM(ServerConfig(url=say(answer)), target.tokenizer, CONTEXT)
+        lm.generate_until([Instance("generate_until", {}, ("text", {"until": ["."]}), 0)])
+
+
+@pytest.mark.parametrize("url", ["", "localhost:30000", "http://127.0.0.1:port", "http://[::1"])
+def test_addresses_that_are_none(target, url):
+    with pytest.raises(RolaqError, match="no answer from server.url=.*give its address"):
+        ServerLM(ServerConfig(url=url), target.tokenizer, CONTEXT)
 
 
 def composed(workspace, root, tmp_path, url, *more):
