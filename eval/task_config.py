@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from rolaq.common.config import Config
 from rolaq.common.errors import lookup
@@ -42,11 +42,12 @@ class BenchmarksConfig(Config):
 
     @field_validator("shots", "limit")
     @classmethod
-    def _named(cls, values: object) -> object:
+    def _named(cls, values: object, info: ValidationInfo) -> object:
+        least = 1 if info.field_name == "limit" else 0
         for name, value in values.items() if isinstance(values, dict) else ():
             lookup("benchmark", name, BENCHMARKS)
-            if value < 0:
-                raise ValueError(f"{name}: {value} is negative")
+            if value < least:
+                raise ValueError(f"{name}: {value} must be at least {least}")
         if isinstance(values, int) and values < 1:
             raise ValueError("must be at least 1, or null for all items")
         return values

@@ -54,7 +54,9 @@ def tensor_kinds(model: ModelIdentity, method: str) -> dict[str, Kind]:
 
 
 def verify_tensors(config: ArtifactConfig, tensors: dict[str, Tensor], where: str) -> None:
-    """Raise `RolaqError` for a wrong shape, a value that is not finite, out of bounds or not as listed."""
+    """Raise `RolaqError` for a wrong shape, a value that is not finite, out of bounds or not as listed, and for a
+    format or a spec that is not the method's."""
+    _verify_format(config, where)
     for name, (shape, dtype) in tensor_kinds(config.model, config.method).items():
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:
@@ -74,6 +76,17 @@ def verify_tensors(config: ArtifactConfig, tensors: dict[str, Tensor], where: st
         config.spec.check_threshold(threshold, f"layer {layer} in {where}")
     if config.method != "oscar" and config.spec.gain_rule == "coupled":
         _verify_gain(config, tensors, where)
+
+
+def _verify_format(config: ArtifactConfig, where: str) -> None:
+    shaped = config.method == FEEDBACK_METHOD
+    if config.format_version != (version := 2 if shaped else 1):
+        raise RolaqError(
+            f"artifact {where}: format_version is {config.format_version}, {config.method} has {version}"
+        )
+    if shaped != bool(block := config.spec.feedback_block):
+        needs = "a block" if shaped else "none"
+        raise RolaqError(f"artifact {where}: feedback_block is {block}, {config.method} needs {needs}")
 
 
 def _verify_listed(name: str, values: Tensor, listed: list[float], where: str) -> None:
@@ -101,9 +114,7 @@ def _verify_inverse(matrix: Tensor, inverse: Tensor, what: str, where: str) -> N
 
 def _verify_feedback(config: ArtifactConfig, tensors: dict[str, Tensor], where: str) -> None:
     _verify_inverse(tensors["rotation"], tensors["inverse"], "undone by its inverse", where)
-    if not (block := config.spec.feedback_block):
-        raise RolaqError(f"artifact {where}: feedback_block is 0, {config.method} needs a block")
-    index = torch.arange(config.model.latent_dim) // block
+    index = torch.arange(config.model.latent_dim) // config.spec.feedback_block
     if tensors["feedback"][:, index[:, None] >= index].any():
         raise RolaqError(f"artifact {where}: feedback holds weights from later blocks or the same block")
     if (lowest := tensors["feedback_unit"].min().item()) < 0:

@@ -10,13 +10,13 @@ from omegaconf import DictConfig
 
 from rolaq.common.cli import run_hydra
 from rolaq.common.config import resolve
-from rolaq.common.errors import RolaqError
 from rolaq.quant.artifact import Artifact
 from rolaq.quant.spec import bf16_bytes_per_token
 from rolaq.serve import identity
 from rolaq.serve.arguments import check_arguments
 from rolaq.serve.config import ServeConfig
 from rolaq.serve.launch import Plan, check_machine, ended, running
+from rolaq.serve.shape import check_heads
 
 GIB = 2**30
 
@@ -35,10 +35,7 @@ def plan(cfg: ServeConfig) -> tuple[Plan, str]:
     model = identity.identify(config, cfg.model)
     weights = identity.stored_fingerprint(cfg.model, model.layers)
     identity.verify(artifact, model, weights, str(folder))
-    if (heads := config["num_attention_heads"]) % cfg.server.tp:
-        raise RolaqError(
-            f"server.tp={cfg.server.tp} does not divide the {heads} attention heads of {cfg.model.name}"
-        )
+    check_heads(config["num_attention_heads"], cfg.server.tp, cfg.model.name)
     check_machine(cfg.server)
     return Plan(cfg, settings, artifact, config["vocab_size"]), "match" if weights else "not checked"
 

@@ -28,7 +28,7 @@ def _words(value: object) -> object:
 class ServerConfig(Config):
     """How SGLang is started; `conf/server/default.yaml` says what each is."""
 
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=30000, ge=1, le=65535)
     api_key_file: str | None = None
     tp: int = Field(default=1, ge=1)

@@ -16,7 +16,7 @@ from rolaq.common.errors import RolaqError
 from rolaq.common.files import markdown_table, write_json
 from rolaq.quant.spec import bf16_bytes_per_token
 from rolaq.serve.config import PlanConfig, pool_settings
-from rolaq.serve.shape import geometry_of, weight_bytes
+from rolaq.serve.shape import check_heads, geometry_of, weight_bytes
 from rolaq.serve.sizing import Sizing
 
 GIB = 2**30
@@ -94,6 +94,7 @@ def rows(cfg: PlanConfig, shape: Geometry, spent: Memory) -> list[dict[str, Any]
 def plan(cfg: PlanConfig) -> dict[str, Any]:
     """The whole plan as plain values."""
     shape = geometry_of(cfg.model)
+    check_heads(shape.heads, cfg.server.tp, cfg.model.name)
     weights = weight_bytes(cfg.model, shape.parameters)
     spent = memory(cfg, weights)
     return {

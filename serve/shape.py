@@ -30,6 +30,12 @@ def geometry_of(cfg: ModelConfig) -> Geometry:
     )
 
 
+def check_heads(heads: int, tp: int, model: str) -> None:
+    """Raise `RolaqError` where attention heads do not split over `tp` GPUs."""
+    if heads % tp:
+        raise RolaqError(f"server.tp={tp} does not divide the {heads} attention heads of {model}")
+
+
 def _parameters(cfg: ModelConfig) -> int:
     """Parameters of a model, counted on a model without memory."""
     import torch

@@ -137,6 +137,7 @@ ERRORS = {
     "suite.benchmarks.tasks=[mmlu,gsm9k]": "Unknown benchmark 'gsm9k'. Did you mean: gsm8k",
     "+suite.benchmarks.shots.humanevil=3": "Unknown benchmark 'humanevil'. Did you mean: humaneval",
     "suite.benchmarks.limit=0": "must be at least 1",
+    "suite.benchmarks.limit={triviaqa: 0}": "triviaqa: 0 must be at least 1",
     "suite.benchmarks.root=/nowhere": "triviaqa/train.jsonl is missing: looked for it in /nowhere, /nowhere/eval",
     "suite.benchmarks.shots.triviaqa=50": "suite.benchmarks.shots of triviaqa: ",
     "methods=[oscar-best-gain]": "oscar-best-gain needs the gain sweep",

@@ -12,11 +12,12 @@ from rolaq.common.errors import RolaqError
 from rolaq.quant.adapters.layers import MLALayer
 from rolaq.quant.artifact import CONFIG_NAME, TENSORS_NAME, Artifact
 from rolaq.quant.identity import model_identity, parameters_fingerprint
-from rolaq.quant.metadata import ModelIdentity
+from rolaq.quant.metadata import ArtifactConfig, ModelIdentity
 from rolaq.quant.methods.grouped import hadamard_method, oscar_method
 from rolaq.quant.oscar_files import export_rotations, import_rotations
 from rolaq.quant.response import gain
 from rolaq.quant.spec import QuantizerSpec
+from rolaq.quant.verify import checksum
 
 LAYERS, DIM = 3, 128
 MODEL = ModelIdentity(
@@ -179,6 +180,25 @@ def test_rehashed_foreign_tensors_are_still_verified(tmp_path):
         tensors_sha256=hashlib.sha256((tmp_path / "a" / TENSORS_NAME).read_bytes()).hexdigest(),
     )
     with pytest.raises(RolaqError, match="rotation has shape"):
+        Artifact.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"format_version": 2}, "format_version is 2, rolaq has 1"),
+        (
+            {"spec": QuantizerSpec(feedback_block=32).model_dump()},
+            "feedback_block is 32, rolaq needs none",
+        ),
+    ],
+)
+def test_another_methods_format_is_refused_whatever_the_checksum(tmp_path, change, expected):
+    artifact().save(tmp_path / "a")
+    edit(tmp_path / "a", **change)
+    changed = ArtifactConfig.model_validate_json((tmp_path / "a" / CONFIG_NAME).read_text())
+    edit(tmp_path / "a", checksum=checksum(changed))
+    with pytest.raises(RolaqError, match=expected):
         Artifact.load(tmp_path / "a")
 
 

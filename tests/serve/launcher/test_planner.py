@@ -62,6 +62,11 @@ def test_weights_that_do_not_fit_are_refused():
         planner.plan(config(gpu_gb=24))
 
 
+def test_heads_that_do_not_split_over_the_gpus_are_refused():
+    with pytest.raises(RolaqError, match="server.tp=3 does not divide the 16 attention heads"):
+        planner.plan(config(tp=3))
+
+
 @pytest.mark.parametrize(
     ("total", "tp", "reserved"),  # MiB, by SGLang 0.5.17's rule
     [
