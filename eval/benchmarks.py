@@ -110,13 +110,17 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     Raises:
         RolaqError: damaged; names the line.
     """
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if line.strip():
             try:
                 rows.append(json.loads(line))
             except ValueError as error:
                 raise RolaqError(f"{path}, line {number} is not JSON: {one_line(error, 100)}") from error
+            if not isinstance(rows[-1], dict):
+                raise RolaqError(
+                    f"{path}, line {number} is not a JSON object: {one_line(str(rows[-1]), 100)}"
+                )
     if not rows:
         raise RolaqError(f"{path} holds no rows")
     return rows

@@ -104,13 +104,13 @@ class Harness:
             Tokens of the longest one as the model will see it, and of those how many are generated.
 
         Raises:
-            RolaqError: more examples asked for than there are.
+            RolaqError: more examples asked for than there are, data without a field that the prompts need.
         """
         room, generated = lm.max_length, 0
         options = {"chat_template": lm.apply_chat_template} if self.chat else {}
         for task in self.loaded["tasks"].values():
             try:
-                with quiet(), templates_kept():
+                with quiet(), templates_kept(), _complete(self.task):
                     task.build_all_requests(limit=self.limit, apply_chat_template=self.chat, **options)
             except (AssertionError, ValueError) as error:  # too few to choose from
                 raise RolaqError(f"suite.benchmarks.shots of {self.task}: {one_line(error)}") from error
@@ -137,8 +137,21 @@ def _load(task: str, benchmark: Benchmark, places: list[Path], code_eval: CodeEv
     from lm_eval.tasks import TaskManager
 
     folder = Path(lm_eval.tasks.__file__).parent / benchmark.folder
-    with quiet(), redirected(places), evaluated_by(code_eval):
+    with quiet(), redirected(places), evaluated_by(code_eval), _complete(task):
         return dict(TaskManager(include_path=str(folder), include_defaults=False).load([task]))
+
+
+@contextmanager
+def _complete(task: str) -> Iterator[None]:
+    """Within it a field that the prompts need and the data lack is named in one line."""
+    from jinja2 import UndefinedError
+
+    try:
+        yield
+    except UndefinedError as error:
+        raise RolaqError(
+            f"the data of {task} are not in the data set's own form ({one_line(error, 100)}): see suite.benchmarks.root"
+        ) from error
 
 
 def _once(task: Any, build: Callable[..., None]) -> Callable[..., None]:

@@ -162,11 +162,23 @@ def test_hub_out_of_reach_says_what_to_do(workspace, root, tmp_path, monkeypatch
         evaluate(composed(workspace, root, tmp_path, "suite.benchmarks.root=hub"))
 
 
-def test_damaged_file_names_its_line(workspace, root, tmp_path):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{broken\n", r"validation.jsonl, line 3 is not JSON"),
+        (b"\xff\xfe\n", r"validation.jsonl, line 3 is not JSON"),
+        (b"[1]\n", r"validation.jsonl, line 3 is not a JSON object: \[1\]"),
+        (
+            b'{"query": "?"}\n',
+            r"the data of triviaqa are not in the data set's own form \('None' has no attribute",
+        ),
+    ],
+)
+def test_damaged_file_names_its_line(workspace, root, tmp_path, line, message):
     make(tmp_path / "data")
     path = tmp_path / "data" / "triviaqa" / "validation.jsonl"
-    path.write_text(path.read_text() + "{broken\n")
-    with pytest.raises(RolaqError, match=r"validation.jsonl, line 3 is not JSON"):
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(RolaqError, match=message):
         evaluate(composed(workspace, tmp_path / "data", tmp_path))
 
 
