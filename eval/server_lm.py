@@ -55,6 +55,13 @@ class ServerLM(TemplateLM):
         self.served = cfg.model or self._served()
         self._pairs: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
+    def caches(self) -> list[dict[str, Any]]:
+        """What each copy of the model says of its packed cache, empty where it has none; nothing from servers that
+        are not SGLang's."""
+        with self._understood():
+            info = (self._ask("/server_info", optional=True) if self.native else None) or {}
+            return [state.get("rolaq") or {} for state in info.get("internal_states") or []]
+
     @property
     def eot_token_id(self) -> int:
         """End of text."""
@@ -183,7 +190,7 @@ class ServerLM(TemplateLM):
         """An answer that lacks what is read from it is the server's error."""
         try:
             yield
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RolaqError(
                 f"{self.url} answers in another form than SGLang or OpenAI's completions do "
                 f"({one_line(repr(error), 120)}): give the address of such a server"

@@ -23,6 +23,7 @@ from rolaq.eval.task_config import ServerConfig
 from .benchmark_files import make
 
 CONTEXT = 1024
+PACKED = {"rolaq": {"method": "rolaq", "budget": "4+16"}}
 
 
 def scores(target, ids):
@@ -47,7 +48,7 @@ def continued(target, ids, new, stop):
 class Handler(BaseHTTPRequestHandler):
     """SGLang's `/generate` and, where ``native`` is off, only OpenAI's `/v1/completions`."""
 
-    target, native, broken = None, True, None
+    target, native, broken, cache = None, True, None, None
 
     def log_message(self, *args):
         pass
@@ -62,6 +63,8 @@ class Handler(BaseHTTPRequestHandler):
         paths = {"/v1/models": {"data": [{"id": "served"}]}}
         if self.native:
             paths["/get_model_info"] = {"model_path": "served"}
+        if self.cache is not None:
+            paths["/server_info"] = {"internal_states": [self.cache]}
         found = paths.get(self.path)
         self.reply(found or {"error": "no such path"}, 200 if found else 404)
 
@@ -219,8 +222,9 @@ def test_run_through_a_server_is_labelled_and_resumes(serve, workspace, root, tm
         "rolaq",
         "4+16",
     )
-    # nothing is asked again but what the server serves
-    evaluate(composed(workspace, root, tmp_path, serve(broken="no more")))
+    # nothing is asked again but what the server serves, and how
+    url = serve(broken="no more", cache=PACKED)
+    evaluate(composed(workspace, root, tmp_path, url, "server.model=served"))
     assert json.loads(path.read_text())["tasks"] == [row]
     assert "4+16 serving server" in path.with_suffix(".md").read_text()
 
@@ -252,6 +256,18 @@ def test_retrieval_through_a_server(serve, workspace, root, tmp_path):
         (None, (), "no answer from server.url=http://127.0.0.1:9.*make serve"),
         ({}, ("suite=quick", "suite.ruler=null"), "suite=quick has no part for a server"),
         ({}, ("model.context=null",), "model.context is not set"),
+        ({"cache": {}}, (), "the server's method is bf16, asked for was rolaq: give server.method=bf16"),
+        ({"cache": PACKED}, ("server.method=bf16",), "the server's method is rolaq, asked for was bf16"),
+        (
+            {"cache": PACKED},
+            ("server.budget=0+0",),
+            "the server's budget is 4.16, asked for was 0.0: give server.budget",
+        ),
+        (
+            {"cache": PACKED},
+            (),
+            "the server serves served, not model: give model=served, or server.model=served",
+        ),
         ({}, ("server.method=rolac",), "Unknown method 'rolac'. Did you mean: rolaq"),
     ],
 )
