@@ -198,20 +198,24 @@ class RolaqBackend(AttentionBackend):
         return torch.cat((out, out.new_zeros(padding, out.shape[1]))) if padding else out
 
     def _past(self, layer_id: int, chunk: Chunk) -> tuple[Tensor, Tensor]:
-        """A chunk's latents as decode reads them, protected ones exact, in the rotated basis."""
+        """A chunk's latents as decode reads them, protected ones exact, in the written basis with their mean: the
+        chunk's own keys have it, and LSEs of both are merged."""
         latents, rope = self.pool.fetch(layer_id, chunk.slots)
         if len(chunk.places):
             exact = self.pool.exact[layer_id - self.pool.start_layer]
             kept = (chunk.rows >= 0)[:, None]
             latents[chunk.places] = torch.where(kept, exact[chunk.rows.clamp(min=0)], latents[chunk.places])
-        return latents, rope
+        return self.pool.layer(layer_id).add_mean(latents), rope
 
     def forward_decode(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True,
         q_rope: Tensor | None = None, k_rope: Tensor | None = None, **ignored: Any,
     ) -> Tensor:  # fmt: skip
-        """Store the new token's latent k `[n, 1, d]` and RoPE key, and attend: q `[n, H, d]` in the rotated
-        basis and q_rope `[n, H, d_r]` → `[n, H d]` in the rotated basis.
+        """Store the new token's latent k `[n, 1, d]` and RoPE key, and attend: q `[n, H, d]` in the written
+        basis and q_rope `[n, H, d_r]` → `[n, H d]` in the written basis.
+
+        A mean that latents are stored without adds one constant to all logits of a query, which softmax drops, and
+        itself to the result.
 
         Raises:
             RolaqError: latent and RoPE parts come in one tensor, or the cache is not to be written.
@@ -227,4 +231,4 @@ class RolaqBackend(AttentionBackend):
             exact=self.pool.exact_of(layer.layer_id, now.protected), plan=now.plan, workspace=now.workspace,
             spec=self.pool.spec,
         )  # fmt: skip
-        return out.view(n, -1)
+        return self.pool.layer(layer.layer_id).add_mean(out).view(n, -1)
