@@ -98,9 +98,7 @@ def write_reference(
     return pack_rows(encode(z, threshold, gain, spec), rope, spec), z.bfloat16()
 
 
-def write_feedback_reference(
-    latents: Tensor, rope: Tensor, writer: FeedbackWriter
-) -> tuple[Tensor, Tensor]:
+def write_feedback_reference(latents: Tensor, rope: Tensor, writer: FeedbackWriter) -> tuple[Tensor, Tensor]:
     """What `write_feedback.write_with_feedback` stores: packed rows `[n, bytes]` and `c P - shift [n, d]` BF16.
 
     P is the sum of its parts, and its product is taken in fp64.

@@ -34,8 +34,8 @@ class Layer(ABC):
         """Quantize and store latents `[n, d]` with RoPE keys `[n, d_r]` in `rows[slots]`; where `exact_row [n]`
         is not negative, also the written latent in `exact[exact_row]`, BF16."""
         if latents.is_cuda:
-            protected = {"exact_latents": exact, "exact_index": exact_row} if len(exact) else {}
-            self._write(latents, rope, slots, rows, **protected)
+            some = len(exact) > 0
+            self._write(latents, rope, slots, rows, exact if some else None, exact_row if some else None)
             return
         packed, written = self._reference(latents, rope.bfloat16())
         rows[slots.long()] = packed
@@ -58,7 +58,13 @@ class Layer(ABC):
 
     @abstractmethod
     def _write(
-        self, latents: Tensor, rope: Tensor, slots: Tensor, rows: Tensor, **protected: Tensor
+        self,
+        latents: Tensor,
+        rope: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        exact: Tensor | None,
+        index: Tensor | None,
     ) -> None: ...
 
     @abstractmethod
@@ -85,10 +91,18 @@ class RotatedLayer(Layer):
     def restore(self, written: Tensor) -> Tensor:
         return written.float() @ self.matrix.to(written.device).T
 
-    def _write(self, latents: Tensor, rope: Tensor, slots: Tensor, rows: Tensor, **protected: Tensor) -> None:
+    def _write(
+        self,
+        latents: Tensor,
+        rope: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        exact: Tensor | None,
+        index: Tensor | None,
+    ) -> None:
         write(
             latents, rope, self.rotation, slots, rows, threshold=self.threshold, gain=self.gain, spec=self.spec,
-            **protected,
+            exact_latents=exact, exact_index=index,
         )  # fmt: skip
 
     def _reference(self, latents: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,8 +133,16 @@ class FeedbackLayer(Layer):
         inverse, mean = self.inverse.to(written.device), self.mean.to(written.device)
         return written.float() @ inverse + mean
 
-    def _write(self, latents: Tensor, rope: Tensor, slots: Tensor, rows: Tensor, **protected: Tensor) -> None:
-        write_with_feedback(latents, rope, self.writer, slots, rows, **protected)
+    def _write(
+        self,
+        latents: Tensor,
+        rope: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        exact: Tensor | None,
+        index: Tensor | None,
+    ) -> None:
+        write_with_feedback(latents, rope, self.writer, slots, rows, exact_latents=exact, exact_index=index)
 
     def _reference(self, latents: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         return write_feedback_reference(latents, rope, self.writer)

@@ -136,5 +136,7 @@ def test_state_tells_of_the_packed_pool(served) -> None:
     )
     assert block["bytes_per_token_layer"] == 144
     assert not block["missing_hooks"]
-    if artifact.config.feedback:  # whose write side is the same on a CPU: the launcher counts to the last byte
+    if (
+        artifact.config.feedback
+    ):  # whose write side is the same on a CPU: the launcher counts to the last byte
         proof.check_states({"internal_states": [state]}, proof.expected(artifact, served.pool.settings), 1)
