@@ -98,12 +98,16 @@ def write_reference(
     return pack_rows(encode(z, threshold, gain, spec), rope, spec), z.bfloat16()
 
 
-def write_feedback_reference(latents: Tensor, rope: Tensor, writer: FeedbackWriter) -> tuple[Tensor, Tensor]:
+def write_feedback_reference(
+    latents: Tensor, rope: Tensor, writer: FeedbackWriter, *, rotated: bool = False
+) -> tuple[Tensor, Tensor]:
     """What `write_feedback.write_with_feedback` stores: packed rows `[n, bytes]` and `c P - shift [n, d]` BF16.
 
     P is the sum of its parts, and its product is taken in fp64.
     """
-    z = (latents.double() @ writer.rotation.double().sum(0)).float() - writer.shift
+    z = latents
+    if not rotated:
+        z = (latents.double() @ writer.rotation.double().sum(0)).float() - writer.shift
     threshold, gain = (torch.tensor(value, device=z.device) for value in (writer.threshold, writer.gain))
     feedback = Feedback(writer.weight.mT, writer.unit)
     codes = encode_with_feedback(z, threshold, gain, feedback, writer.spec)
