@@ -51,4 +51,6 @@ def test_compiles_for_hopper_without_spills(d, d_r, sink, recent):
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["spilled"] <= 16 and found["registers"] <= 255, found
-    assert found["matrix"] >= 136 * d // 512 and found["ldmatrix"] >= 40 * d // 512 and found["copies"] >= 5, found
+    assert (
+        found["matrix"] >= 136 * d // 512 and found["ldmatrix"] >= 40 * d // 512 and found["copies"] >= 5
+    ), found
