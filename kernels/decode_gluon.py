@@ -40,7 +40,7 @@ def _packed(
         gl.bfloat16, [2, G // 2, 2, ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [3, 2, 1, 0])
     )
     part_s = gl.allocate_shared_memory(
-        gl.float32, [2, G // 2, 2, ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [3, 2, 1, 0])
+        gl.float32, [G // 2, 2, ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [3, 2, 1, 0])
     )
     qr_s = gl.allocate_shared_memory(gl.bfloat16, [ROWS, DR], SR)
     sum_s = gl.allocate_shared_memory(gl.float32, [G // 2, 2, ROWS], PLAIN)

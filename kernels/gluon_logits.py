@@ -109,7 +109,7 @@ def logits(
             stage = count % STAGES
             buffer = count % 2
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
-            products(q, code_s.index(stage), part_s.index(buffer), selector, W, GH)
+            products(q, code_s.index(stage), part_s, selector, W, GH)
             u = rope(qr_s, rope_s.index(stage), DR)
             a, b = parameters(par_s.index(stage), GH)
             base = -m[:, None]
@@ -118,7 +118,7 @@ def logits(
             barrier()
             for h in gl.static_range(2):
                 for g in gl.static_range(GH):
-                    part = _flat(part_s.index(buffer), 2 * GH).index(2 * g + h).load(FLAT)
+                    part = _flat(part_s, 2 * GH).index(2 * g + h).load(FLAT)
                     u = part * a[h * GH + g][None, :] + u
             t = u * logit + base
             if (tile == 0) | (tile + 1 == tiles) | (QUERIES > 1):
