@@ -98,7 +98,6 @@ def logits(
     count = 0
     attempt = 0
     more = 1
-    n = m
     f = (none,) * G
     weight_sums = gl.zeros([WARPS, ROWS, 8], gl.float32, APART)
     while more > 0:
@@ -123,7 +122,10 @@ def logits(
             t = u * logit + base
             if (tile == 0) | (tile + 1 == tiles) | (QUERIES > 1):
                 token = first + tile * TILE + gl.arange(0, TILE, layout=by_col)[None, :]
-                seen = (token >= begin) & (token < gl.minimum(visible, end)[:, None])
+                if QUERIES == 1:
+                    seen = (token >= begin) & (token < end)
+                else:
+                    seen = (token >= begin) & (token < gl.minimum(visible, end)[:, None])
                 t = gl.where(seen, t, float("-inf"))
             if count == 0:
                 x0, x1, x2, x3 = own_tokens(t)
@@ -155,6 +157,7 @@ def logits(
         attempt += 1
         more = gl.max(again.to(gl.int32), 0)
         m += gl.where(again, gl.minimum(gl.log2(n), 128.0) - 64.0, 0.0)
+    n = total_of(total_s.index((attempt - 1) % 4), by_row)
     gl.store(lse_at + gl.arange(0, ROWS, layout=by_row), m + gl.log2(n))
     for h in gl.static_range(2):
         for g in gl.static_range(GH):

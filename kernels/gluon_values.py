@@ -101,7 +101,6 @@ def values(
     count = 0
     attempt = 0
     more = 1
-    n = gl.zeros([ROWS], gl.float32, gl.SliceLayout(0, gl.SliceLayout(2, HALVES)))
     while more > 0:
         o = (gl.zeros([2, ROWS, W], gl.float32, HALVES),) * 4
         for _ in range(tiles):
@@ -123,4 +122,5 @@ def values(
         more = gl.max((n >= LIMIT).to(gl.int32), 0)
         attempt += 1
     mbarrier.wait(last, 0)
+    n = total_of(total_s.index((attempt - 1) % 4), gl.SliceLayout(0, gl.SliceLayout(2, HALVES)))
     _store(o, part_at, n, mean_s, rounded_s, D, GH)
