@@ -44,7 +44,7 @@ def _packed(
     )
     qr_s = gl.allocate_shared_memory(gl.bfloat16, [ROWS, DR], SR)
     sum_s = gl.allocate_shared_memory(gl.float32, [G // 2, 2, ROWS], PLAIN)
-    # The four warps' parts of sums by row: probabilities (an attempt each), offsets, rounded weights.
+    # The warps' parts of sums by row: probabilities (an attempt each), offsets, rounded weights.
     total_s = gl.allocate_shared_memory(gl.float32, [4, WARPS, ROWS], PLAIN)
     mean_s = gl.allocate_shared_memory(gl.float32, [G, WARPS, ROWS], PLAIN)
     rounded_s = gl.allocate_shared_memory(gl.float32, [WARPS, ROWS, 8], PLAIN3)

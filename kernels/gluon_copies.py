@@ -20,7 +20,7 @@ def _parameter_layout(groups):
 
 @gluon.jit
 def _within(start, begin, end, LAYOUT: gl.constexpr):
-    """Places in the tile at `start`, `[64]`; of tokens outside the item, the nearest that is inside."""
+    """Places in the tile at `start`, `[TILE]`; of tokens outside the item, the nearest that is inside."""
     i = gl.arange(0, TILE, layout=gl.SliceLayout(1, LAYOUT))
     return gl.minimum(gl.maximum(i, begin - start), end - 1 - start)
 
@@ -34,7 +34,7 @@ def _slots(table, start, begin, end, PAGE: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def look_up(table, start, begin, end, PAGE: gl.constexpr, W: gl.constexpr, DR: gl.constexpr, G: gl.constexpr):
-    """What the page table says of the tile at `start`, a multiple of 64: its first row where a page holds
+    """What the page table says of the tile at `start`, a multiple of TILE: its first row where a page holds
     whole tiles, else the rows of its tokens in the layouts of the three copies."""
     if PAGE % TILE == 0:
         return gl.load(table + start // PAGE) * PAGE + start % PAGE

@@ -40,7 +40,7 @@ def _ones(column: gl.constexpr):
 
 @gluon.jit
 def _count_weights(sums, weights, column: gl.constexpr):
-    """Add the weights of all tokens, `[16, 64]`, to a column of `sums [WARPS, 16, 8]`: each warp its own."""
+    """Add the weights of all tokens, `[16, TILE]`, to a column of `sums [WARPS, 16, 8]`: each warp its own."""
     left: gl.constexpr = gl.DotOperandLayout(0, APART, 2)
     mine = weights.reshape([ROWS, 2, WARPS, 8]).permute([2, 0, 1, 3]).reshape([WARPS, ROWS, 16])
     return mma_v2(gl.convert_layout(mine, left, assert_trivial=True), _ones(column), sums)
@@ -55,7 +55,7 @@ def _flat(cubes_s, GROUPS: gl.constexpr):
 
 @gluon.jit
 def _stack(weights, GH: gl.constexpr):
-    """Weights of the low half's groups, then the high half's → `[GH, 2, 16, 64]`, moving nothing."""
+    """Weights of the low half's groups, then the high half's → `[GH, 2, 16, TILE]`, moving nothing."""
     if GH == 1:
         return pair_halves(weights[0], weights[1]).reshape([1, 2, ROWS, TILE])
     else:

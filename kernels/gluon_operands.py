@@ -75,7 +75,7 @@ def put(values, i: gl.constexpr, x):
 
 @gluon.jit
 def own_tokens(x):
-    """A thread's four tokens of each row, `[16, 64]` → `[16, 4, 4]` each, moving nothing."""
+    """A thread's four tokens of each row, `[16, TILE]` → `[16, WARPS, 4]` each, moving nothing."""
     first, second = x.reshape([16, 2, WARPS, 4, 2]).permute([0, 2, 3, 1, 4]).split()
     a, b = first.split()
     c, d = second.split()
@@ -84,7 +84,7 @@ def own_tokens(x):
 
 @gluon.jit
 def own(x, LAYOUT: gl.constexpr):
-    """A value by token, `[64]` → the thread's four tokens, `[1, 4, 4]` each."""
+    """A value by token, `[TILE]` → the thread's four tokens, `[1, WARPS, 4]` each."""
     first, second = x.reshape([2, WARPS, 4, 2]).permute([1, 2, 0, 3]).split()
     a, b = first.split()
     c, d = second.split()
