@@ -1,7 +1,7 @@
 """INT2 MLA decode on the matrix units: one work item of the plan per program (Gluon, `mma.sync`).
 
 Query columns (query token, head) are the 16 rows of a matrix instruction, tokens or latent words its
-columns. Four warps make logits and weights (`gluon_logits`), four others copy tiles and add up the output
+columns. Eight warps make logits and weights (`gluon_logits`), eight others copy tiles and add up the output
 (`gluon_values`), a tile behind. `kernels/README.md` derives the powers of two. Same arguments and results
 as `decode_portable`.
 """
@@ -15,7 +15,7 @@ from rolaq.kernels.gluon_operands import ROWS, TILE, WARPS, barrier
 from rolaq.kernels.gluon_protected import protected
 from rolaq.kernels.gluon_values import values
 
-# Of a launch: two programs a multiprocessor, 128 registers a thread on average.
+# Of a launch: one program fills a multiprocessor, 128 registers a thread on average.
 OPTIONS = {"num_warps": 8, "maxnreg": 128}
 LOGIT_REGISTERS = gl.constexpr(176)
 STAGES = gl.constexpr(3)
@@ -26,6 +26,7 @@ def _packed(
     q_base, r_base, rows16, rows32, table, part_at, lse_at, block, q_col, r_col, begin, end, length, scale,
     QUERIES: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, DR: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
+    """An item of packed rows: shared memory and barriers, then the two kinds of warps."""
     W: gl.constexpr = D // 8
     G: gl.constexpr = D // 128
     SW: gl.constexpr = gl.SwizzledSharedLayout(8, 64 // W, W // 8, [1, 0])
