@@ -44,7 +44,7 @@ def _plan_kernel(
         sinks = tl.minimum(tl.load(counts + 2 * i, mask=i < batch, other=0), tl.minimum(n, SINK))
         recents = tl.minimum(tl.load(counts + 2 * i + 1, mask=i < batch, other=0), RECENT)
         recents = tl.minimum(recents, n - sinks)
-    # Splits fall on multiples of TILE, so that a tile of a page that holds whole tiles lies within it.
+    # Splits fall on multiples of TILE, counted from the first token whatever the sinks.
     tiles = tl.where(n > sinks + recents, (n - recents + TILE - 1) // TILE - sinks // TILE, 0)
     protected = (sinks + recents > 0).to(tl.int32)
     # The smallest split whose work fits: an item takes its tiles and COST more. Where none fits, one item
@@ -95,13 +95,11 @@ def _plan_kernel(
             tl.store(items + 4 * (block + lane) + 3, 0, mask=block + lane < max_items)
 
 
-def resident_programs(device: torch.device) -> int:
-    """How many decode programs a GPU runs at once (the Hopper kernel: one a multiprocessor, which it fills
-    alone); 8 where there is none (the interpreter)."""
+def resident_programs(device: torch.device, per_multiprocessor: int = 2) -> int:
+    """How many decode programs a GPU runs at once; 8 where there is none (the interpreter)."""
     if device.type != "cuda":
         return 8
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count * (1 if found.major == 9 else 2)
+    return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def make_plan(
