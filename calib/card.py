@@ -35,7 +35,8 @@ def rolaq_card(artifact: Artifact, summary: Mapping[str, Any]) -> str:
     bytes_now = config.spec.bytes_per_token(config.model.latent_dim, config.model.rope_dim)
     bytes_bf16 = 2 * (config.model.latent_dim + config.model.rope_dim)
     parts = [
-        f"# RoLaQ: 2-bit KV cache of {config.model.name}",
+        f"# RoLaQ: 2-bit KV cache of {config.model.name}"
+        + (", with error feedback" if config.spec.feedback_block else ""),
         f"Rotation, threshold and gain for each of {config.model.layers} MLA layers "
         f"({config.model.architecture}, d = {config.model.latent_dim}). A token takes {bytes_now} bytes a layer "
         f"instead of {bytes_bf16}. Identity `{artifact.id}`; loading checks that it belongs to the model.",
@@ -46,7 +47,7 @@ def rolaq_card(artifact: Artifact, summary: Mapping[str, Any]) -> str:
         f"**S = {summary['S']:.4f}** at step {summary['best_step']} of {summary['steps']} "
         f"(before training: {summary['S_start']:.4f}).",
         "## Layers",
-        markdown_table(_layers(summary), ["layer", "T", "g", "error_oscar", "error_rolaq"]),
+        markdown_table(_layers(summary), ["layer", "T", "g", "error_oscar", f"error_{config.method}"]),
         *(f"![{name}](figures/{name}.png)\n\n{text}" for name, text in FIGURES.items()),
         "## How it was made",
         markdown_table(_making(summary), ["", " "]),
@@ -69,9 +70,10 @@ def _lengths(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _layers(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     errors = summary["attention_error"]
-    columns = zip(summary["threshold"], summary["gain"], errors["oscar"], errors["rolaq"], strict=True)
+    method = summary.get("method", "rolaq")
+    columns = zip(summary["threshold"], summary["gain"], errors["oscar"], errors[method], strict=True)
     return [
-        {"layer": i, "T": t, "g": g, "error_oscar": before, "error_rolaq": after}
+        {"layer": i, "T": t, "g": g, "error_oscar": before, f"error_{method}": after}
         for i, (t, g, before, after) in enumerate(columns)
     ]
 
@@ -91,6 +93,12 @@ def _making(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
             key: settings[f"calib.{key}"]
             for key in ("objective", "lr_rotation", "lr_threshold", "attention_weight")
         },
+        **{
+            key: settings[f"quant.feedback.{key}"]
+            for key in ("sensitivity", "start", "centre")
+            if f"quant.feedback.{key}" in settings
+        },
+        **{key: summary[key] for key in ("eps", "whitening") if key in summary},
         "lengths": ", ".join(map(str, settings["calib.lengths"])),
         "minutes": summary["minutes"],
         "tokens a second": summary["tokens_per_s"],

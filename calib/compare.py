@@ -18,12 +18,16 @@ def find_runs(folders: Sequence[str]) -> dict[str, dict[str, Any]]:
 
     Raises `RolaqError` when there is none.
     """
-    paths = sorted(path for folder in folders for path in Path(folder).rglob("calibration/summary.json"))
+    paths = sorted(path for folder in folders for path in Path(folder).rglob("calibration*/summary.json"))
     if not paths:
         raise RolaqError(
             f"no calibration/summary.json below {', '.join(folders)}: run `make calibrate` first"
         )
-    return {str(path.parents[1]): read_json(path) for path in paths}
+    several = [path.parents[1] for path in paths]
+    return {
+        str(path.parent if several.count(path.parents[1]) > 1 else path.parents[1]): read_json(path)
+        for path in paths
+    }
 
 
 def rows_of(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

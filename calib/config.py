@@ -8,23 +8,55 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rolaq.common.config import Config, DataConfig, ModelConfig, TrackingConfig
 from rolaq.common.errors import RolaqError, unknown
+from rolaq.quant.metadata import FEEDBACK_METHOD
 from rolaq.quant.rotation import KINDS
 from rolaq.quant.spec import QuantizerSpec
 
 PAPER_LENGTHS = (512, 2048, 4096)
 
 
+class FeedbackConfig(Config):
+    """Error feedback: the sensitivity, and the basis that rotations start from (see calib/README.md).
+
+    batches: training batches, from the first, that the sensitivity is measured on. eps and whitening: candidates, of which
+    the pair with the lowest validation KL is taken. centre: subtract the layer's mean latent.
+    """
+
+    sensitivity: Literal["fisher", "attention", "weights"] = "fisher"
+    batches: PositiveInt = 16
+    eps: tuple[PositiveFloat, ...] = Field(default=(0.02, 0.03, 0.05, 0.1), min_length=1)
+    whitening: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
+        default=(0.4, 0.6, 0.75, 0.9), min_length=1
+    )
+    centre: bool = True
+    start: Literal["equalising", "hadamard", "oscar"] = "equalising"
+
+
 class QuantConfig(Config):
-    """What is learned: rotation family, threshold, and the spec with its gain rule and bounds for T."""
+    """What is learned: rotation family, threshold, and the spec with its gain rule and bounds for T.
+
+    With `feedback` the spec's feedback_block must be set; null rounds to nearest.
+    """
 
     rotation: str = "joint"
     threshold: Literal["learned", "fixed"] = "learned"
     surrogate_width: PositiveFloat = 0.1
     detach_stats: bool = True
     spec: QuantizerSpec = QuantizerSpec()
+    feedback: FeedbackConfig | None = None
+
+    @property
+    def method(self) -> str:
+        """Name of the calibrated method, and of its artifact's folder."""
+        return FEEDBACK_METHOD if self.feedback else "rolaq"
 
     def check(self) -> None:
-        """Raise `RolaqError` with a suggestion when the rotation family does not exist."""
+        """Raise `RolaqError` for an unknown rotation family, or feedback without its block and the reverse."""
+        if bool(self.feedback) != bool(self.spec.feedback_block):
+            raise RolaqError(
+                f"quant.feedback is {'set' if self.feedback else 'null'} and quant.spec.feedback_block is "
+                f"{self.spec.feedback_block}: quant=feedback sets both"
+            )
         if self.rotation not in KINDS:
             raise unknown("quant.rotation", self.rotation, KINDS)
 

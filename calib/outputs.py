@@ -14,6 +14,7 @@ from rolaq.calib.checkpoint import RunState
 from rolaq.calib.machine import peak_memory
 from rolaq.calib.report import draw
 from rolaq.calib.session import Session
+from rolaq.calib.shaped import ShapedParameters
 from rolaq.calib.student import Parameters, StudentMethod
 from rolaq.common.errors import RolaqError
 from rolaq.common.files import atomic_write, environment, markdown_table, read_json, write_json
@@ -25,7 +26,7 @@ from rolaq.quant.oscar import GAIN
 
 def write_oscar(session: Session, rotation: Tensor, track: Tracker) -> StudentMethod:
     """Save OSCAR's artifact for R0 `rotation [L, d, d]`; returns OSCAR as a method on its device."""
-    spec = session.settings.quant.spec.model_copy(update={"gain_rule": "fixed"})
+    spec = session.settings.quant.spec.model_copy(update={"gain_rule": "fixed", "feedback_block": 0})
     threshold = torch.full(rotation.shape[:1], spec.threshold_init, device=rotation.device)
     parameters = Parameters(rotation, threshold, torch.full_like(threshold, GAIN))
     data = {key: session.data.about[key] for key in ("name", "fit")}
@@ -48,7 +49,7 @@ def write_oscar(session: Session, rotation: Tensor, track: Tracker) -> StudentMe
 def write_results(
     session: Session,
     state: RunState,
-    parameters: Parameters,
+    parameters: Parameters | ShapedParameters,
     errors: Mapping[str, list[float]],
     track: Tracker,
 ) -> None:
@@ -62,7 +63,7 @@ def write_results(
     with atomic_write(session.work / "history.jsonl") as temporary:
         temporary.write_text(history, encoding="utf-8")
     artifact = Artifact.create(
-        "rolaq",
+        session.method,
         session.model_identity,
         session.settings.quant.spec,
         parameters._asdict(),
@@ -75,16 +76,19 @@ def write_results(
     summary["artifact"] = artifact.id
     extra: dict[str, str | bytes] = {"README.md": rolaq_card(artifact, summary), "history.jsonl": history}
     extra |= {f"figures/{path.name}": path.read_bytes() for path in figures}
-    folder = artifact.save(session.folder / "rolaq", extra)
+    folder = artifact.save(session.folder / session.method, extra)
     write_json(session.work / "summary.json", summary)
     track.table("layers", layer_rows(summary))
     for path in figures:
         track.figure(path.stem, path)
-    track.artifact(f"{session.model_identity.name}-rolaq", "kv-quantizer", folder)
+    track.artifact(f"{session.model_identity.name}-{session.method}", "kv-quantizer", folder)
 
 
 def summarise(
-    session: Session, state: RunState, parameters: Parameters, errors: Mapping[str, list[float]]
+    session: Session,
+    state: RunState,
+    parameters: Parameters | ShapedParameters,
+    errors: Mapping[str, list[float]],
 ) -> dict[str, Any]:
     """All numbers of a run: S and parts, T and g by layer, memory, throughput, data."""
     validations = [entry for entry in state.history if entry["kind"] == "validation"]
@@ -92,9 +96,11 @@ def summarise(
     tokens = state.step * session.config.tokens_per_step
     return {
         "model": session.model_identity.name,
+        "method": session.method,
         "seed": session.settings.seed,
         **{key: value for key, value in best.items() if key not in ("kind", "step")},
         "S_start": validations[0]["S"],
+        **_chosen(state),
         "oscar_kl": {str(length): kl for length, kl in state.reference.items()},
         "steps": state.step,
         "best_step": best["step"],
@@ -112,9 +118,16 @@ def summarise(
     }
 
 
+def _chosen(state: RunState) -> dict[str, Any]:
+    """The regulariser and whitening that error feedback started from."""
+    tried = [entry for entry in state.history if entry["kind"] == "basis"]
+    best = min(tried, key=lambda entry: entry["kl"], default={})
+    return {key: best[key] for key in ("eps", "whitening") if key in best}
+
+
 def selection(summary: Mapping[str, Any]) -> dict[str, Any]:
     """S and its parts, as the artifact stores them."""
-    chosen = ("S", "S_start", "steps", "best_step")
+    chosen = ("S", "S_start", "steps", "best_step", "eps", "whitening")
     return {key: value for key, value in summary.items() if key in chosen or key.startswith(("r_", "kl_"))}
 
 
@@ -138,7 +151,7 @@ def finished(session: Session, state: RunState) -> bool:
     """Whether this very run is complete on disk, its artifact intact."""
     try:
         summary = read_json(session.work / "summary.json")
-        artifact = Artifact.load(session.folder / "rolaq", session.model_identity)
+        artifact = Artifact.load(session.folder / session.method, session.model_identity)
         Artifact.load(session.folder / "oscar", session.model_identity)
     except RolaqError:
         return False
@@ -152,7 +165,7 @@ def print_summary(session: Session) -> None:
     rows = [
         {"method": "oscar", "S": 1.0, **{f"kl_{n}": summary["oscar_kl"][str(n)] for n in lengths}},
         {
-            "method": "rolaq",
+            "method": session.method,
             **{key: summary[key] for key in summary if key == "S" or key.startswith(("r_", "kl_"))},
         },
     ]
@@ -167,5 +180,7 @@ def print_summary(session: Session) -> None:
         f"peak memory {memory['gb']:.2f} GB ({memory['kind']}); "
         f"training text {summary['data']['train']['fingerprint'][:12]}"
     )
-    for path in ("oscar", "rolaq", "calibration/summary.json", "calibration/history.jsonl"):
-        print(f"wrote {session.folder / path}")
+    for path in (session.folder / "oscar", session.folder / session.method):
+        print(f"wrote {path}")
+    for name in ("summary.json", "history.jsonl"):
+        print(f"wrote {session.work / name}")

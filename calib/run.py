@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from omegaconf import DictConfig
 from torch import Tensor
@@ -13,11 +14,14 @@ from rolaq.calib.loop import CalibrationLoop
 from rolaq.calib.machine import prepare_machine
 from rolaq.calib.oscar import fit_oscar
 from rolaq.calib.outputs import finished, print_summary, write_oscar, write_results
+from rolaq.calib.sensitivity import measure
 from rolaq.calib.session import Session, open_session
+from rolaq.calib.shaped import ShapedStudent, build_shaped, choose, make_basis
 from rolaq.calib.student import Student
 from rolaq.calib.trainer import Trainer
 from rolaq.calib.validate import Validation
 from rolaq.common.config import resolve
+from rolaq.common.files import markdown_table
 from rolaq.common.tracking import Tracker, tracker
 from rolaq.quant.adapters.fused import fused_attention
 from rolaq.quant.geometry import energies
@@ -32,7 +36,7 @@ def main(cfg: DictConfig) -> None:
     state = resume(session)
     if finished(session, state):
         print(
-            f"nothing to do: {session.folder / 'rolaq'} was made by this very run; overwrite=true repeats it"
+            f"nothing to do: {session.folder / session.method} was made by this very run; overwrite=true repeats it"
         )
     else:
         track = tracker(settings.tracking, "calibrate", settings.model_dump(mode="json"))
@@ -67,9 +71,12 @@ def calibrate(session: Session, state: RunState, track: Tracker) -> None:
     if not state.reference:
         print("scoring OSCAR on validation text")
         state.reference = validation.kl(oscar)
-    student = build_student(session, base)
-    trainer = Trainer(session.model, session.layers, student, session.head, session.config)
     batches = [batch.to(session.device) for batch in session.data.batches]
+    if session.settings.quant.feedback:
+        student = build_shaped_student(session, base, batches, validation, state)
+    else:
+        student = build_student(session, base)
+    trainer = Trainer(session.model, session.layers, student, session.head, session.config)
     path = session.work / "state.pt"
     best = CalibrationLoop(trainer, validation, batches, state, path, track, started).run()
     student.load_state_dict(best.student)
@@ -96,3 +103,31 @@ def build_student(session: Session, base: Tensor) -> Student:
     quant = session.settings.quant
     rotation = build_rotation(quant.rotation, base, energies(session.layers).to(base.device))
     return Student(rotation, len(session.layers), quant).to(base.device)
+
+
+def build_shaped_student(
+    session: Session, base: Tensor, batches: Sequence[Tensor], validation: Validation, state: RunState
+) -> Student:
+    """The learnable quantizer with error feedback: measure the sensitivity, choose the basis on validation text."""
+    quant = session.settings.quant
+    assert quant.feedback is not None
+    texts = batches[: quant.feedback.batches]
+    print(
+        f"measuring the sensitivity ({quant.feedback.sensitivity}) on {sum(t.numel() for t in texts)} tokens"
+    )
+    config = session.config
+    found = measure(
+        session.model, session.layers, session.head, texts, quant.feedback.sensitivity,
+        skip=config.skip, chunk=config.chunk, seed=session.settings.seed,
+    )  # fmt: skip
+    geometry, feedback = energies(session.layers), quant.feedback
+
+    def make(eps: float, power: float) -> ShapedStudent:
+        return build_shaped(quant, make_basis(found, base, feedback, quant.spec, eps, power), geometry)
+
+    shortest = config.used_lengths[0]
+    student, tried = choose(make, feedback, lambda method: validation.kl(method, [shortest])[shortest])
+    if not state.student:
+        state.history += [{"kind": "basis", **row} for row in tried]
+    print(markdown_table(tried, ["eps", "whitening", "kl"]))
+    return student

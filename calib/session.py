@@ -41,13 +41,18 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """Results: `oscar/` and `rolaq/` (artifacts) and `calibration/` (state, history, summary)."""
+        """Results: `oscar/` and the method's folder (artifacts), and `work`."""
         return Path(self.settings.folder)
 
     @property
     def work(self) -> Path:
-        """Where the run's own files live."""
-        return self.folder / "calibration"
+        """State, history and summary: `calibration/`, or `calibration-feedback/` beside it."""
+        return self.folder / self.method.replace("rolaq", "calibration")
+
+    @property
+    def method(self) -> str:
+        """Name of the method that is calibrated: `rolaq` or `rolaq-feedback`."""
+        return self.settings.quant.method
 
     def identity(self) -> dict[str, Any]:
         """Flat settings that determine the result; two runs may be mixed only when these agree."""

@@ -53,11 +53,12 @@ class Validation:
         return hidden_states(self.model, ids, self.skip)
 
     @torch.no_grad()
-    def kl(self, method: Any) -> dict[int, float]:
-        """Mean KL(p_BF16 || p_method) per length over all documents' scored positions."""
+    def kl(self, method: Any, lengths: Sequence[int] | None = None) -> dict[int, float]:
+        """Mean KL(p_BF16 || p_method) per length, or for `lengths`, over all documents' scored positions."""
+        chosen = list(self.batches) if lengths is None else list(lengths)
         with attach(self.model, method):
-            means = torch.stack([self._mean_kl(length) for length in self.batches])
-        return dict(zip(self.batches, means.tolist(), strict=True))
+            means = torch.stack([self._mean_kl(length) for length in chosen])
+        return dict(zip(chosen, means.tolist(), strict=True))
 
     def _mean_kl(self, length: int) -> Tensor:
         pairs = list(zip(self.batches[length], self.teacher[length], strict=True))

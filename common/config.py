@@ -22,6 +22,27 @@ C = TypeVar("C", bound=BaseModel)
 
 # ${basename:path} names outputs after the last part of a model's id or folder
 OmegaConf.register_new_resolver("basename", lambda path: str(path).rstrip("/").split("/")[-1], replace=True)
+# ${pick:name,{a:1,b:2},3} is the option of that name, or else the last argument
+OmegaConf.register_new_resolver(
+    "pick", lambda name, options, default: dict(options).get(name, default), replace=True
+)
+
+
+class Geometry(Config):
+    """What capacity depends on, known without the model's files.
+
+    Attributes:
+        layers: attention layers, each with a cache of its own.
+        latent_dim, rope_dim: d and d_r, coordinates of the cached latent and of the RoPE key.
+        heads: attention heads.
+        parameters: of the whole model, tied ones once.
+    """
+
+    layers: int
+    latent_dim: int
+    rope_dim: int
+    heads: int
+    parameters: int
 
 
 class ModelConfig(Config):
@@ -35,6 +56,8 @@ class ModelConfig(Config):
         device: ``auto`` (GPU if there is one), ``map`` (spread over all GPUs), or a torch device.
         context: longest sequence in tokens to use; null takes the model's own.
         artifact: folder of the calibrated artifact that comes with the model, or null.
+        geometry: the model's shape for the capacity planner; null reads it from the model's config.
+        chat_template: prompts of the benchmarks go through the tokenizer's chat template.
     """
 
     name: str
@@ -46,6 +69,8 @@ class ModelConfig(Config):
     attn_implementation: str | None = None
     context: int | None = None
     artifact: str | None = None
+    geometry: Geometry | None = None
+    chat_template: bool = False
 
 
 class TrackingConfig(Config):

@@ -50,7 +50,7 @@ def load_model(cfg: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     """
     from transformers import AutoModelForCausalLM
 
-    source, device = _source(cfg), pick_device(cfg.device)
+    source, device = source_of(cfg), pick_device(cfg.device)
     options: dict[str, Any] = {"dtype": pick_dtype(cfg.dtype, device), "revision": cfg.revision}
     if cfg.attn_implementation:
         options["attn_implementation"] = cfg.attn_implementation
@@ -78,7 +78,7 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            _source(cfg), revision=cfg.revision, trust_remote_code=cfg.trust_remote_code
+            source_of(cfg), revision=cfg.revision, trust_remote_code=cfg.trust_remote_code
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _unloadable(cfg, error) from error
@@ -94,7 +94,7 @@ def _is_native(source: str, revision: str | None) -> bool:
     return PreTrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type") in CONFIG_MAPPING
 
 
-def _source(cfg: ModelConfig) -> str:
+def source_of(cfg: ModelConfig) -> str:
     """The id or folder to load from; a path that can only be a folder must exist."""
     source = find(cfg.path)
     is_path = cfg.path.startswith(("pkg://", "~", ".", os.sep)) or source.count("/") > 1

@@ -4,53 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rolaq.common.config import Config, DataConfig, ModelConfig, TrackingConfig
-from rolaq.common.errors import RolaqError, lookup
-from rolaq.eval.methods import METHODS
-from rolaq.quant.protection import Protection
+from rolaq.common.errors import RolaqError
+from rolaq.eval.methods import PAPER
+from rolaq.eval.passes import Budgets, Pass, known_methods
+from rolaq.eval.ruler_config import RulerConfig
+from rolaq.eval.task_config import BenchmarksConfig, ServerConfig
 
-RULER_TASKS = (
-    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1",
-    "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery",
-)  # fmt: skip
-RULER_SHORT = dict(zip(RULER_TASKS, ("S1", "S2", "S3", "MK1", "MK2", "MK3", "MV", "MQ"), strict=True))
-
-
-def _known_methods(names: list[str]) -> list[str]:
-    return [name for name in names if lookup("method", name, METHODS)]
-
-
-def _budget(text: str) -> str:
-    """A budget in its usual spelling."""
-    try:
-        return Protection.parse(text).budget
-    except RolaqError as error:
-        raise ValueError(str(error)) from error
-
-
-def _distinct(names: list[str]) -> list[str]:
-    return list(dict.fromkeys(names))
-
-
-Budgets = Annotated[list[Annotated[str, AfterValidator(_budget)]], AfterValidator(_distinct)]
+METHOD = "joint-learned-coupled-both"
+"""The paper's method among the calibration runs: rotation, threshold, gain rule, objective."""
 Gain = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class Pass(Config):
-    """Some methods at some budgets; null means all that the run has.
-
-    A budget (``4+16``: sink and recent tokens) that is not in ``protect.budgets`` is left out.
-    """
-
-    budgets: Budgets | None = None
-    methods: list[str] | None = Field(None, min_length=1)
-
-    @field_validator("methods")
-    @classmethod
-    def _methods(cls, names: list[str] | None) -> list[str] | None:
-        return None if names is None else _known_methods(names)
 
 
 class DivergencePass(Pass):
@@ -88,47 +53,16 @@ class DivergenceConfig(Config):
         return self
 
 
-class RulerConfig(Config):
-    """RULER's retrieval tasks.
-
-    Attributes:
-        passes: which methods at which budgets.
-        essay: files of the essay haystack; null looks for RULER's essays under ``data.root`` and
-            else takes the ``essay_domain`` documents of the test text.
-        new_tokens: tokens that prompts leave room for (the official 128).
-        generate: tokens that are generated at most; null for ``new_tokens``. Answers of the eight
-            tasks in one token per digit take up to 40.
-        batch_tokens: prompt tokens that are generated from at once.
-    """
-
-    passes: list[Pass]
-    tasks: list[Literal[RULER_TASKS]] = list(RULER_TASKS)  # type: ignore[valid-type]
-    lengths: list[int] = [1024]
-    samples: int = Field(100, ge=1)
-    essay: list[str] | None = None
-    essay_domain: str = "books"
-    new_tokens: int = Field(128, ge=1)
-    generate: int | None = Field(None, ge=1)
-    batch_tokens: int = Field(16384, ge=1)
-
-    @field_validator("generate")
-    @classmethod
-    def _room(cls, generate: int | None, info: ValidationInfo) -> int | None:
-        room = info.data.get("new_tokens", 128)
-        if generate is not None and generate > room:
-            raise ValueError(f"must be at most new_tokens, {room}, which is what prompts leave room for")
-        return generate
-
-
 class GainConfig(Config):
     """The gain sweep on validation text (paper, Figure 2b), which also picks OSCAR's best gain.
 
+    ``length`` null: 8192 tokens, or the context where it is shorter.
     ``last`` scores the final positions of a sequence only (the paper: 1,024 of 8,192); null scores
     all but the first ones, as the divergence does.
     """
 
     gains: list[Gain] = [1.025, 1.069, 1.114, 1.160, 1.203, 1.248]
-    length: int = Field(2048, ge=2)
+    length: int | None = Field(2048, ge=2)
     documents: int = Field(1, ge=1)
     domains: list[str] | None = None
     last: int | None = Field(None, ge=1)
@@ -142,19 +76,41 @@ class GainConfig(Config):
         return last
 
 
+class KappaConfig(Config):
+    """The response sweep of a calibrated artifact by context length (paper, Figure 4), on validation text.
+
+    ``lengths`` null: 2K to 32K in powers of two, as far as the context goes, or a quarter, half and all of a
+    shorter one; ``documents`` per domain.
+    """
+
+    kappas: list[Gain] = [0.92, 0.96, 1.0, 1.041, 1.08, 1.12]
+    lengths: list[int] | None = Field(None, min_length=1)
+    documents: int = Field(1, ge=1)
+    domains: list[str] | None = None
+
+    def lengths_for(self, context: int) -> list[int]:
+        """``lengths``, filled in for a model of so many tokens."""
+        usual = [2048 << power for power in range(5) if 2048 << power <= context]
+        short = [context // 4, context // 2, context]
+        return self.lengths or (usual if len(usual) > 1 else short)
+
+
 class SuiteConfig(Config):
     """What a run measures; null leaves a part out."""
 
     name: str
     divergence: DivergenceConfig | None = None
     ruler: RulerConfig | None = None
-    gain_sweep: GainConfig
+    benchmarks: BenchmarksConfig | None = None
+    gain_sweep: GainConfig | None = None
+    kappa_sweep: KappaConfig | None = None
     energy: bool = True
+    methods: list[str] = list(PAPER)
 
     @property
     def passes(self) -> list[Pass]:
         """All passes of the parts that there are."""
-        parts = [part.passes for part in (self.divergence, self.ruler) if part]
+        parts = [part.passes for part in (self.divergence, self.ruler, self.benchmarks) if part]
         return [item for passes in parts for item in passes]
 
 
@@ -166,14 +122,23 @@ class ProtectConfig(Config):
 
 
 class EvalConfig(Config):
-    """Everything `python -m rolaq.eval` takes."""
+    """Everything `python -m rolaq.eval` takes.
+
+    Attributes:
+        calibration: ``<kind>/<seed>`` of a run below ``artifacts/<model>/runs``, where the calibration
+            experiments put theirs; rows of other kinds than `METHOD` stand beside the usual ones.
+        backend: ``simulated`` in Transformers, or ``server``: through the server at ``server.url``.
+    """
 
     model: ModelConfig
     data: DataConfig
     tracking: TrackingConfig
     suite: SuiteConfig
     protect: ProtectConfig
-    methods: list[str] = Field(list(METHODS), min_length=1)
+    methods: list[str] = Field(list(PAPER), min_length=1)
+    calibration: str | None = None
+    backend: Literal["simulated", "server"] = "simulated"
+    server: ServerConfig = ServerConfig()
     artifact: str = "auto"
     artifacts: str = "artifacts"
     output: str = "results"
@@ -183,7 +148,7 @@ class EvalConfig(Config):
     @field_validator("methods")
     @classmethod
     def _methods(cls, names: list[str]) -> list[str]:
-        return _known_methods(names)
+        return known_methods(names)
 
     @model_validator(mode="after")
     def _all_measured(self) -> EvalConfig:
@@ -192,7 +157,7 @@ class EvalConfig(Config):
         missing = [name for name in self.protect.budgets if name not in found]
         if passes and missing:
             raise RolaqError(
-                f"protect.budgets={missing}: no pass of suite.divergence or suite.ruler measures them; "
+                f"protect.budgets={missing}: no pass of suite.divergence, ruler or benchmarks measures them; "
                 "add them to a pass or leave them out"
             )
         return self

@@ -17,11 +17,13 @@ p, figure { max-width: 60rem; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { white-space: normal; vertical-align: bottom; min-width: 3.2rem; }
-th:first-child, td:first-child { text-align: left; }
-tr.ours td { font-weight: 600; background: var(--soft); }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
+tr.ours td { font-weight: 600; } tr.ours td:not(:first-child) { background: var(--soft); }
 figure { margin: 1rem 0; } figcaption { font-size: .85rem; color: #888; }
 img { max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
 summary { cursor: pointer; padding: .3rem 0; }
+pre { font-size: .8rem; background: var(--soft); padding: .6rem; border-radius: .4rem; }
+code { background: var(--soft); padding: 0 .2rem; border-radius: .2rem; }
 """
 
 
@@ -43,6 +45,17 @@ def heading(text: str, level: int = 2) -> str:
 def note(text: str) -> str:
     """A small line about where numbers come from."""
     return f'<p class="about">{html.escape(text)}</p>'
+
+
+def paragraph(text: str) -> str:
+    """A paragraph of plain text; `code` between backticks."""
+    parts = html.escape(" ".join(text.split())).split("`")
+    return "<p>" + "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)) + "</p>"
+
+
+def preformatted(text: str) -> str:
+    """Text as it is, in its own scrolling box."""
+    return f'<pre class="wide">{html.escape(text)}</pre>'
 
 
 def table(markdown: str) -> str:

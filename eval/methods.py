@@ -16,6 +16,7 @@ from rolaq.common.config import ModelConfig
 from rolaq.common.errors import RolaqError
 from rolaq.common.files import find
 from rolaq.quant.artifact import CONFIG_NAME, Artifact
+from rolaq.quant.geometry import energies
 from rolaq.quant.identity import model_identity, parameters_fingerprint
 from rolaq.quant.metadata import ModelIdentity
 from rolaq.quant.spec import QuantizerSpec, bf16_bytes_per_token
@@ -35,8 +36,21 @@ METHODS = {
     "oscar": "OSCAR: covariance rotation, T0, gain 1.16",
     "oscar-best-gain": "OSCAR with the single gain that is best on validation text",
     "rolaq": "RoLaQ: learned rotation and thresholds",
+    "hadamard-feedback": "hadamard with error feedback from the weights alone",
+    "weights-feedback": "error feedback and its basis from the weights alone",
+    "rolaq-feedback": "error feedback from data, learned write matrix and thresholds",
 }
-CALIBRATED = {"oscar": "oscar", "oscar-best-gain": "oscar", "rolaq": "rolaq"}
+CALIBRATED = {
+    "oscar": "oscar",
+    "oscar-best-gain": "oscar",
+    "rolaq": "rolaq",
+    "rolaq-feedback": "rolaq-feedback",
+}
+SEEDED = ("rolaq", "rolaq-feedback")
+FROM_WEIGHTS = ("hadamard-feedback", "weights-feedback")
+PLAIN_TENSORS = ("rotation", "threshold", "gain")
+PAPER = tuple(name for name in METHODS if not name.endswith("-feedback"))
+"""The methods of the paper and its references, which an evaluation compares by default."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ def load_artifacts(
     artifact: str = "auto",
     artifacts: str = "artifacts",
 ) -> dict[str, Calibrated]:
-    """The artifacts that ``names`` need, by kind (``oscar``, ``rolaq``), checked against the model.
+    """The artifacts that ``names`` need, by kind (``oscar``, ``rolaq``, …), checked against the model.
 
     ``auto`` takes ``<artifacts>/<model>/<kind>``, or else the one that is shipped with the model.
     Otherwise ``artifact`` is a folder that holds the kinds, or one of them.
@@ -119,9 +133,10 @@ def _locate(kind: str, cfg: ModelConfig, artifact: str, artifacts: str) -> Path:
     given = Path(find(artifact))
     places = [Path(artifacts) / cfg.name / kind]
     if artifact != "auto":
-        # one artifact given: its siblings are the other kinds
-        places = [given] if kind in given.name else [given / kind, given.parent / kind]
-    if cfg.artifact:
+        # one artifact given: its siblings are the other kinds; the longest kind in its name is its own
+        named = max((name for name in CALIBRATED.values() if name in given.name), key=len, default="")
+        places = [given] if kind == named else [given / kind, given.parent / kind]
+    if cfg.artifact and (artifact == "auto" or kind == "oscar"):
         places.append(Path(find(cfg.artifact)) / kind)
     for place in places:
         if (place / CONFIG_NAME).is_file():
@@ -141,9 +156,9 @@ def build(
 
 def _entry(name: str, target: Target, calibrated: dict[str, Calibrated], best_gain: float | None) -> Entry:
     source = calibrated.get(CALIBRATED.get(name, ""))
-    method = _method(name, target.identity, source, best_gain).to(target.model.device)
-    spec = source.artifact.config.spec if source else QuantizerSpec()
-    seed = source.artifact.config.seed if source and name == "rolaq" else None
+    method = _method(name, target, source, best_gain).to(target.model.device)
+    spec = getattr(method, "spec", QuantizerSpec())
+    seed = source.artifact.config.seed if source and name in SEEDED else None
     about = (
         target.identity.weights,
         parameters_fingerprint(target.model),
@@ -156,16 +171,21 @@ def _entry(name: str, target: Target, calibrated: dict[str, Calibrated], best_ga
     return Entry(name, method, seed, _bytes(name, spec, target.identity), digest(*about))
 
 
-def _method(name: str, model: ModelIdentity, source: Calibrated | None, best_gain: float | None) -> Any:
+def _method(name: str, target: Target, source: Calibrated | None, best_gain: float | None) -> Any:
     from rolaq.quant.methods.base import build_method
 
     if name == "oscar-best-gain":
         if source is None or best_gain is None:
-            raise RolaqError("oscar-best-gain needs OSCAR's artifact and the gain sweep")
+            raise RolaqError(
+                "oscar-best-gain needs the gain sweep: set suite.gain_sweep, or leave it out of methods"
+            )
         return source.artifact.method().with_gain(best_gain, name)
     if source is not None:
         return source.artifact.method()
-    return build_method(name, d=model.latent_dim, layers=model.layers)
+    model, options = target.identity, dict[str, Any]()
+    if name in FROM_WEIGHTS:
+        options["energies"] = energies(target.layers)
+    return build_method(name, d=model.latent_dim, layers=model.layers, **options)
 
 
 def _bytes(name: str, spec: QuantizerSpec, model: ModelIdentity) -> int:
@@ -176,8 +196,9 @@ def _bytes(name: str, spec: QuantizerSpec, model: ModelIdentity) -> int:
 
 
 def tensors_id(method: Any) -> str:
-    """SHA-256 of a method's rotation, thresholds and gains; empty when it has none."""
+    """SHA-256 of a method's tensors; empty when it has none."""
     found = [getattr(method, key, None) for key in ("rotation", "threshold", "gain")]
+    found += [tensor for key, tensor in getattr(method, "tensors", {}).items() if key not in PLAIN_TENSORS]
     data = [item.detach().float().cpu().contiguous() for item in found if isinstance(item, torch.Tensor)]
     return hashlib.sha256(b"".join(item.numpy().tobytes() for item in data)).hexdigest() if data else ""
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rolaq.common.errors import lookup
-from rolaq.common.files import atomic_write, markdown_table, read_json
-from rolaq.eval.results import KEYS, Row
+from rolaq.common.files import atomic_write, markdown_table
+from rolaq.eval.experiment_sections import SECTIONS
+from rolaq.eval.material import Material, Source, of_model
+from rolaq.eval.results import Row
 from rolaq.eval.tables import at, distinct, pivot_markdown, sections, settings, summary_markdown
 
 Tables = Mapping[str, Sequence[Row]]
 
+EXPERIMENTS = {make.__name__: make for make in SECTIONS}
 MARKED = re.compile(r"(<!-- results:start ?([\w-]*) *-->\n).*?(<!-- results:end -->)", re.DOTALL)
-
-
-def recorded(folder: Path) -> dict[str, list[Row]]:
-    """Rows of every ``<folder>/*.json``, by file name."""
-    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
 
 
 def refresh(page: Path, tables: Tables) -> bool:
@@ -41,11 +40,6 @@ def refresh(page: Path, tables: Tables) -> bool:
         with atomic_write(page) as temporary:
             temporary.write_text(new, encoding="utf-8")
     return new != old
-
-
-def of_model(tables: Tables, model: str) -> dict[str, list[Row]]:
-    """The rows of one model, in the tables that an evaluation makes."""
-    return {name: [row for row in tables.get(name, []) if row["model"] == model] for name in KEYS}
 
 
 def _models(tables: Tables, *names: str) -> list[str]:
@@ -92,9 +86,25 @@ def _flat(table: str) -> Callable[[Tables], str]:
 
     def make(tables: Tables) -> str:
         rows = tables.get(table, [])
-        hidden = {"commit", "command", "date", "fingerprint"}
+        hidden = {"commit", "command", "date", "fingerprint", "items", "correct"}
         columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in hidden]
         return markdown_table(rows, columns) if rows else ""
+
+    return make
+
+
+def _experiment(name: str) -> Callable[[Tables], str]:
+    """The tables of an experiment, each below its caption."""
+
+    def make(tables: Tables) -> str:
+        parts = []
+        for model in _models(tables, "tasks", "ablations", "gain_sweep", "kappa_sweep", "ruler"):
+            material = Material(model, [Source("recorded", of_model(tables, model))])
+            with TemporaryDirectory() as folder:  # the figures go elsewhere
+                section = EXPERIMENTS[name](material, Path(folder))
+            shown = {title: text for title, text in section.tables.items() if text}
+            parts += [f"**{title}**\n\n{text}" for title, text in shown.items()]
+        return "\n".join(parts)
 
     return make
 
@@ -109,7 +119,10 @@ TABLES: dict[str, Callable[[Tables], str]] = {
     "selection": _section("selection", "Selection"),
     "calibration": _flat("calibration"),
     "search": _flat("search"),
+    "feedback": _flat("feedback"),
+    "robustness": _flat("robustness"),
     "kernels": _flat("kernels"),
     "serve": _flat("serve"),
-    "tasks": _flat("tasks"),
+    "speed": _flat("speed"),
+    **{f"{name}": _experiment(name) for name in EXPERIMENTS},
 }

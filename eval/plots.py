@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rolaq.common.figures import colour, figure, marker
-from rolaq.eval.config import RULER_SHORT
 from rolaq.eval.results import Row
+from rolaq.eval.ruler_config import RULER_SHORT
 from rolaq.eval.tables import at, distinct, mean, methods, settings
 
 
@@ -104,14 +104,15 @@ def energy(profile: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> 
     with figure(path, width=4.6) as axes:
         for name, line, shade in (("key", "-", "#0072B2"), ("value", "--", "#D55E00")):
             average, spread = profile[name]["mean"], profile[name]["std"]
-            ranks = range(1, len(average) + 1)
+            ranks = profile[name].get("rank") or range(1, len(average) + 1)
+            width = ranks[-1]
             axes.plot(ranks, [100 * x for x in average], linestyle=line, color=shade, label=f"{name}s")
             bounds = (
                 [100 * (a + sign * s) for a, s in zip(average, spread, strict=True)] for sign in (-1, 1)
             )
             axes.fill_between(ranks, *bounds, color=shade, alpha=0.2, linewidth=0)
-        axes.plot([0, len(average)], [0, 100], color="0.6", linewidth=1, label="isotropic")
-        axes.axvline(len(average) / 2, linestyle="--", color="0.5", linewidth=1)
+        axes.plot([0, width], [0, 100], color="0.6", linewidth=1, label="isotropic")
+        axes.axvline(width / 2, linestyle="--", color="0.5", linewidth=1)
         axes.set_xlabel("leading joint directions")
         axes.set_ylabel("energy, %")
         axes.legend(loc="lower right")

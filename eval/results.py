@@ -13,11 +13,20 @@ from rolaq.common.files import environment, read_json, write_json
 
 # What makes a row of a table unique; a newer row with the same key replaces the older one.
 KEYS: dict[str, tuple[str, ...]] = {
-    "quality": ("model", "method", "seed", "budget", "reading", "domain", "length"),
-    "ruler": ("model", "method", "seed", "budget", "reading", "length", "task", "through"),
+    "quality": ("model", "method", "seed", "variant", "budget", "reading", "domain", "length"),
+    "ruler": ("model", "method", "seed", "variant", "budget", "reading", "length", "task", "through"),
+    "tasks": ("model", "method", "seed", "variant", "budget", "reading", "task", "limit", "through"),
     "selection": ("model", "method", "seed"),
     "gain_sweep": ("model", "length", "gain"),
+    "kappa_sweep": ("model", "variant", "seed", "length", "kappa"),
     "energy": ("model", "layer"),
+}
+# what belongs to no suite, but is recorded with the others
+RECORD_KEYS: dict[str, tuple[str, ...]] = {
+    **KEYS,
+    "ablations": ("model", "kind", "seed"),
+    "thresholds": ("model", "kind", "seed", "layer"),
+    "energy_profile": ("model", "projection", "rank"),
 }
 FORMAT_VERSION = 1
 
@@ -26,7 +35,7 @@ Row = dict[str, Any]
 
 def key_of(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
     """The values that identify ``row`` in its table."""
-    return tuple(row.get(name) for name in KEYS[table])
+    return tuple(row.get(name) for name in RECORD_KEYS[table])
 
 
 def merge(table: str, old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
@@ -108,12 +117,12 @@ class Results:
         found = self._rows[table].get(key_of(table, row))
         return found if found and found.get("fingerprint") == row.get("fingerprint") else None
 
-    def forget(self, method: str, seed: int | None, method_id: str) -> None:
-        """Drop a method's rows that were made with other weights or tensors than ``method_id``."""
-        for table in ("quality", "ruler"):
+    def forget(self, method: str, seed: int | None, method_id: str, variant: str | None = None) -> None:
+        """Drop a method's simulated rows that were made with other weights or tensors than ``method_id``."""
+        for table in ("quality", "ruler", "tasks"):
             for row in self.rows(table):
-                mine = (row.get("method"), row.get("seed")) == (method, seed)
-                if mine and row.get("method_id") != method_id:
+                mine = tuple(row.get(key) for key in ("method", "seed", "variant")) == (method, seed, variant)
+                if mine and row.get("method_id") != method_id and row.get("through") != "server":
                     self._drop(table, row)
 
     def forget_text(self, model: str, text: str) -> None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rolaq.common.config import DataConfig
 from rolaq.common.files import find
 from rolaq.common.progress import progress
-from rolaq.eval.config import RulerConfig
+from rolaq.eval.batching import fit, halved_when_full
 from rolaq.eval.divergence import batch_rows
 from rolaq.eval.methods import digest
 from rolaq.eval.niah import generator, quiet, sentence_splitter
+from rolaq.eval.paired import packed
 from rolaq.eval.results import Row
+from rolaq.eval.ruler_config import RulerConfig
 from rolaq.eval.session import Run, Session
 from rolaq.quant.protection import Protection
 
@@ -57,7 +59,12 @@ class Ruler:
         generator()
         self.cfg = cfg
         tokens = cfg.generate or cfg.new_tokens
-        sizes = {"lengths": cfg.lengths, "samples": cfg.samples, "new_tokens": cfg.new_tokens, "seed": seed}
+        sizes = {
+            "lengths": cfg.used_lengths,
+            "samples": cfg.samples,
+            "new_tokens": cfg.new_tokens,
+            "seed": seed,
+        }
         self.about = {"essay": name, "sentences": sentence_splitter(), **sizes, "generate": tokens}
         self.tasks = _load(
             cfg.tasks, {"tokenizer": tokenizer, "essay": essay, "essay_domain": domain, **sizes}
@@ -67,11 +74,16 @@ class Ruler:
         documents = [doc for task in self.tasks.values() for doc in task.test_docs()]
         self.id = digest(tokens, *(f"{doc['input']}{doc['gen_prefix']}{doc['outputs']}" for doc in documents))
 
-    def run(self, lm: QuantizedLM, method: Method, protection: Protection) -> list[Row]:
-        """Rows of task, length, score (0 to 100, as RULER rounds it) and n, for one method and budget."""
+    def attempt(self, lm: QuantizedLM, method: Method, protection: Protection) -> list[Row]:
+        """One method and budget; again with half the batch where memory runs out."""
+        while True:
+            with halved_when_full(lm):
+                return self.run(lm.use(method, protection))
+
+    def run(self, lm: Any) -> list[Row]:
+        """Rows of task, length, score (0 to 100, as RULER rounds it) and n, for a language model of lm-eval."""
         from lm_eval import evaluate as run_tasks  # simple_evaluate looks at the hub and at git
 
-        lm.use(method, protection)
         samples: dict[str, list[dict[str, Any]]] = {}
         for names in self._groups(lm):
             tasks = {name: self.tasks[name] for name in names}
@@ -79,7 +91,7 @@ class Ruler:
                 samples |= run_tasks(lm, {"tasks": tasks}, bootstrap_iters=0, log_samples=True)["samples"]
         return [row for name in self.tasks for row in _rows(name, samples[name])]
 
-    def _groups(self, lm: QuantizedLM) -> list[list[str]]:
+    def _groups(self, lm: Any) -> list[list[str]]:
         """Tasks of short and of long answers: a batch is generated until its last answer ends."""
         longest = {
             name: max(len(lm.tok_encode(", ".join(doc["outputs"]))) for doc in task.test_docs())
@@ -100,13 +112,21 @@ def _load(names: list[str], metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows(name: str, samples: list[dict[str, Any]]) -> list[Row]:
-    by_length: dict[int, list[float]] = defaultdict(list)
-    for sample in samples:
-        by_length[sample["doc"]["max_length"]].append(sample["score"])
-    return [
-        {"length": length, "task": name, "score": round(100 * sum(scores) / len(scores), 2), "n": len(scores)}
-        for length, scores in sorted(by_length.items())
-    ]
+    by_length: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for sample in sorted(samples, key=lambda sample: sample["doc_id"]):
+        by_length[sample["doc"]["max_length"]].append(sample)
+    return [_row(name, length, own) for length, own in sorted(by_length.items())]
+
+
+def _row(name: str, length: int, samples: list[dict[str, Any]]) -> Row:
+    """Score as RULER rounds it; an item counts as right, for paired tests, when all its values are found."""
+    scores = [sample["score"] for sample in samples]
+    answers = {
+        "items": digest(*(sample["prompt_hash"] for sample in samples)),
+        "correct": packed([s == 1 for s in scores]),
+    }
+    score = round(100 * sum(scores) / len(scores), 2)
+    return {"length": length, "task": name, "score": score, "n": len(scores), **answers}
 
 
 def evaluate(session: Session) -> None:
@@ -117,7 +137,8 @@ def evaluate(session: Session) -> None:
     cfg = session.cfg.suite.ruler
     if cfg is None:
         return
-    session.check_lengths(cfg.lengths, "suite.ruler.lengths")
+    cfg = cfg.for_context(session.context)
+    session.check_lengths(cfg.used_lengths, "suite.ruler.lengths")
     runs = list(dict.fromkeys(run for item in cfg.passes for run in session.runs(item)))
     if not runs:
         return
@@ -128,16 +149,26 @@ def evaluate(session: Session) -> None:
     pending = [run for run in runs if not _there(session, ruler, run)]
     if not pending:
         return
-    rows_at_once = batch_rows(max(cfg.lengths), cfg.batch_tokens)
-    lm = QuantizedLM(session.target.model, session.target.tokenizer, rows_at_once)
+    lm = QuantizedLM(session.target.model, session.target.tokenizer)
+    lm.batch_size_per_gpu = _rows_at_once(session, cfg, lm, pending[-1])
     exact: dict[str, list[Row]] = {}
     for entry, budget in progress(pending, label="RULER, method and budget"):
-        rows = exact.get(entry.name) or ruler.run(lm, entry.method, session.protection(budget))
+        rows = exact.get(entry.name) or ruler.attempt(lm, entry.method, session.protection(budget))
         if entry.method.exact:
             exact[entry.name] = rows
         for row in rows:
             session.results.add("ruler", {**_key(session, ruler, (entry, budget)), **row})
         session.results.save()
+
+
+def _rows_at_once(session: Session, cfg: RulerConfig, lm: QuantizedLM, run: Run) -> int:
+    """Prompts in a batch: what ``batch_tokens`` says, or what fits the run that needs most, the last one."""
+    longest = max(cfg.used_lengths)
+    if cfg.batch_tokens:
+        return batch_rows(longest, cfg.batch_tokens)
+    entry, budget = run
+    lm.use(entry.method, session.protection(budget))
+    return fit(lm, longest, cfg.generate or cfg.new_tokens)
 
 
 def _key(session: Session, ruler: Ruler, run: Run) -> Row:
@@ -148,6 +179,8 @@ def _key(session: Session, ruler: Ruler, run: Run) -> Row:
 def _there(session: Session, ruler: Ruler, run: Run) -> bool:
     key = _key(session, ruler, run)
     wanted = [
-        {**key, "length": length, "task": task} for length in ruler.cfg.lengths for task in ruler.cfg.tasks
+        {**key, "length": length, "task": task}
+        for length in ruler.cfg.used_lengths
+        for task in ruler.cfg.tasks
     ]
     return all(session.results.find("ruler", row) for row in wanted)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from rolaq.common.errors import RolaqError, lookup
 from rolaq.common.text import Document, read_documents
-from rolaq.eval.config import DivergenceConfig, EvalConfig, Pass
+from rolaq.eval.config import METHOD, DivergenceConfig, EvalConfig
 from rolaq.eval.methods import Calibrated, Entry, Target
+from rolaq.eval.passes import Pass
 from rolaq.eval.results import Results, Row
 from rolaq.quant.protection import Protection
 
@@ -25,6 +26,11 @@ class Session:
     calibrated: dict[str, Calibrated]
     results: Results
     entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def context(self) -> int:
+        """Tokens that the model takes."""
+        return self.cfg.model.context or int(self.target.model.config.max_position_embeddings)
 
     @property
     def divergence(self) -> DivergenceConfig:
@@ -45,7 +51,14 @@ class Session:
         """The columns that every row of a method and budget begins with."""
         entry, budget = run
         names = {"model": self.target.name, "method": entry.name, "seed": entry.seed}
+        if (variant := self.variant(entry)) is not None:
+            names["variant"] = variant
         return {**names, "budget": budget, "reading": self.cfg.protect.reading, "method_id": entry.id}
+
+    def variant(self, entry: Entry) -> str | None:
+        """What was ablated in the artifact of RoLaQ; None for the method itself, and for other methods."""
+        kind = (self.cfg.calibration or METHOD).split("/")[0]
+        return kind if entry.name == "rolaq" and kind != METHOD else None
 
     def documents(self, sources: Sequence[str], domains: Sequence[str] | None = None) -> list[Document]:
         """Text of all domains, or of those named.
@@ -62,7 +75,6 @@ class Session:
 
     def check_lengths(self, lengths: Iterable[int], what: str) -> None:
         """Raise `RolaqError` when a length does not fit the model's context."""
-        context = self.cfg.model.context or self.target.model.config.max_position_embeddings
         longest = max(lengths, default=0)
-        if longest > context:
-            raise RolaqError(f"{what}={longest} is longer than the {context} tokens of model.context")
+        if longest > self.context:
+            raise RolaqError(f"{what}={longest} is longer than the {self.context} tokens of model.context")

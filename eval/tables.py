@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rolaq.common.files import markdown_table
-from rolaq.eval.config import RULER_SHORT
 from rolaq.eval.methods import METHODS
 from rolaq.eval.results import Row
+from rolaq.eval.ruler_config import RULER_SHORT
 
 
 def mean(values: Iterable[float]) -> float | None:
@@ -48,17 +48,24 @@ def at(rows: Iterable[Row], name: str) -> list[Row]:
 
 
 def label(row: Mapping[str, Any], several: bool = True) -> str:
-    """A method's name in tables, with its calibration seed where there are several."""
-    return f"{row['method']} (seed {row['seed']})" if several and row["seed"] is not None else row["method"]
+    """A method's name in tables, with what was ablated in it, and its calibration seed where there are several."""
+    name = f"{row['method']} {row['variant']}" if row.get("variant") else str(row["method"])
+    return f"{name} (seed {row['seed']})" if several and row["seed"] is not None else name
 
 
-def methods(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by method label, in the order of `METHODS`."""
-    seeds = {name: {row["seed"] for row in rows if row["method"] == name} for name in METHODS}
-    order = sorted(rows, key=lambda row: (list(METHODS).index(row["method"]), row["seed"] or 0))
+def methods(rows: Sequence[Row], seeds: bool = True) -> dict[str, list[Row]]:
+    """Rows by method label, in the order of `METHODS`; without ``seeds`` those of all seeds are one method's."""
+    found: dict[str, set[Any]] = {}
+    for row in rows:
+        found.setdefault(label(row, several=False), set()).add(row["seed"])
+    order = sorted(
+        rows,
+        key=lambda row: (list(METHODS).index(row["method"]), row.get("variant") or "", row["seed"] or 0),
+    )
     result: dict[str, list[Row]] = {}
     for row in order:
-        result.setdefault(label(row, several=len(seeds[row["method"]]) > 1), []).append(row)
+        several = seeds and len(found[label(row, several=False)]) > 1
+        result.setdefault(label(row, several), []).append(row)
     return result
 
 
@@ -66,7 +73,9 @@ def comparable(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
     """Per setting, the rows whose ``columns`` every method (and seed) measured there has."""
     found: dict[str, dict[Any, set[Any]]] = {}
     for row in rows:
-        mine = found.setdefault(setting(row), {}).setdefault((row["method"], row["seed"]), set())
+        mine = found.setdefault(setting(row), {}).setdefault(
+            (row["method"], row.get("variant"), row["seed"]), set()
+        )
         mine.add(tuple(row[name] for name in columns))
     common = {name: set.intersection(*parts.values()) for name, parts in found.items()}
     return [row for row in rows if tuple(row[name] for name in columns) in common[setting(row)]]

@@ -1,8 +1,9 @@
 """The artifact: what calibration writes, and evaluation and serving read.
 
 A folder with `rolaq_config.json` (metadata, the whole spec, T and g per layer) and
-`rolaq.safetensors` (`rotation [L, d, d]`, `threshold [L]`, `gain [L]`, all fp32), beside a model card
-and the calibration history. Every load verifies it.
+`rolaq.safetensors` (`rotation [L, d, d]`, `threshold [L]`, `gain [L]`, all fp32; with error feedback,
+format 2, those of `methods.shaped.ShapedMethod`), beside a model card and the calibration history.
+Every load verifies it.
 """
 
 from __future__ import annotations
@@ -23,27 +24,55 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from rolaq.common.errors import RolaqError
-from rolaq.quant.metadata import FORMAT_VERSION, ArtifactConfig, ModelIdentity
+from rolaq.quant.metadata import FEEDBACK_METHOD, FORMAT_VERSIONS, ArtifactConfig, ModelIdentity
 from rolaq.quant.methods.grouped import FourLevelMethod
+from rolaq.quant.methods.shaped import ShapedMethod
 from rolaq.quant.spec import QuantizerSpec
-from rolaq.quant.verify import checksum, tensor_shapes, verify_checksum, verify_model, verify_tensors
+from rolaq.quant.verify import checksum, tensor_kinds, verify_checksum, verify_model, verify_tensors
 
 CONFIG_NAME, TENSORS_NAME = "rolaq_config.json", "rolaq.safetensors"
 
 
 class Artifact:
-    """Rotation `[L, d, d]`, threshold `[L]`, gain `[L]` (fp32, CPU) and their metadata."""
+    """Tensors by name, on the CPU, and their metadata; all have rotation, threshold and gain."""
 
-    def __init__(self, config: ArtifactConfig, rotation: Tensor, threshold: Tensor, gain: Tensor) -> None:
-        self.config, self.rotation, self.threshold, self.gain = config, rotation, threshold, gain
+    def __init__(self, config: ArtifactConfig, **tensors: Tensor) -> None:
+        self.config, self.tensors = config, tensors
+
+    @property
+    def rotation(self) -> Tensor:
+        """R of each layer, `[L, d, d]` fp32, orthogonal.
+
+        Raises `RolaqError` where errors are fed back: such a row is written and read through `method()`.
+        """
+        if self.config.method == FEEDBACK_METHOD:
+            raise RolaqError(
+                f"a {FEEDBACK_METHOD} artifact has no rotation to fold and write with: take its method()'s "
+                "quantize, read_matrix and mean, or calibrate without quant=feedback"
+            )
+        return self.tensors["rotation"]
+
+    @property
+    def threshold(self) -> Tensor:
+        """T of each layer, `[L]` fp32."""
+        return self.tensors["threshold"]
+
+    @property
+    def gain(self) -> Tensor:
+        """g of each layer, `[L]` fp32."""
+        return self.tensors["gain"]
 
     @classmethod
     def create(
         cls, method: str, model: ModelIdentity, spec: QuantizerSpec, tensors: dict[str, Tensor], **about: Any
     ) -> Artifact:
-        """A verified artifact from `tensors` (rotation, threshold, gain); `about` fills the metadata."""
-        tensors = {name: tensors[name].detach().float().cpu().contiguous() for name in tensor_shapes(model)}
+        """A verified artifact from the method's `tensors`; `about` fills the metadata."""
+        kinds = tensor_kinds(model, method)
+        tensors = {
+            name: tensors[name].detach().to("cpu", dtype).contiguous() for name, (_, dtype) in kinds.items()
+        }
         config = ArtifactConfig(
+            format_version=2 if method == FEEDBACK_METHOD else 1,
             method=method,
             spec=spec,
             model=model,
@@ -61,8 +90,10 @@ class Artifact:
         """Short identity: the first 12 digits of the tensors' SHA-256."""
         return self.config.tensors_sha256[:12]
 
-    def method(self) -> FourLevelMethod:
+    def method(self) -> FourLevelMethod | ShapedMethod:
         """The quantization method these tensors define."""
+        if self.config.method == FEEDBACK_METHOD:
+            return ShapedMethod(self.config.method, self.tensors, self.config.spec)
         return FourLevelMethod(self.config.method, self.rotation, self.threshold, self.gain, self.config.spec)
 
     def save(self, folder: str | os.PathLike[str], extra: dict[str, str | bytes] | None = None) -> Path:
@@ -73,10 +104,9 @@ class Artifact:
         """
         folder = Path(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {"rotation": self.rotation, "threshold": self.threshold, "gain": self.gain}
         files: dict[str, str | bytes] = {
             CONFIG_NAME: self.config.model_dump_json(indent=2) + "\n",
-            TENSORS_NAME: save(tensors),
+            TENSORS_NAME: save(self.tensors),
         }
         staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
@@ -95,7 +125,7 @@ class Artifact:
         """Read and verify a folder; with `model`, also that it belongs to that model.
 
         Raises `RolaqError` for a missing or damaged file, another format, shapes that disagree,
-        a rotation that is not orthogonal, thresholds out of bounds, a checksum that does not fit, or
+        a rotation that is not orthogonal (or not undone by its inverse), thresholds out of bounds, a checksum that does not fit, or
         another model.
         """
         folder = Path(folder)
@@ -136,8 +166,9 @@ def _read_config(path: Path) -> ArtifactConfig:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         version = raw.get("format_version") if isinstance(raw, dict) else None
-        if version != FORMAT_VERSION:
-            raise RolaqError(f"{path}: format_version is {version}, this release reads {FORMAT_VERSION}")
+        if version not in FORMAT_VERSIONS:
+            known = " and ".join(map(str, FORMAT_VERSIONS))
+            raise RolaqError(f"{path}: format_version is {version}, this release reads {known}")
         return ArtifactConfig.model_validate(raw)
     except (ValueError, RecursionError, OSError) as error:
         raise RolaqError(f"{path} is damaged: {_first_line(error)}; calibrate again") from error

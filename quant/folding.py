@@ -15,8 +15,19 @@ def fold(weight: Tensor, rotation: Tensor) -> Tensor:
     """`W R` for any projection `weight [..., d]` of the latent and R `[d, d]`, in the weight's dtype.
 
     `c_hat W^T = z_hat (W R)^T` with `c_hat = z_hat R^T`. The product is taken in fp64 and cast once.
+    Where the write matrix P is not orthogonal (`methods.shaped`), R here is the inverse's transpose.
     """
     return (weight.double() @ rotation.to(weight.device, torch.float64)).to(weight.dtype)
+
+
+def value_bias(layer: MLALayer, mean: Tensor) -> Tensor:
+    """What a mean latent `[d]` adds to each head's output, `W_V mean` `[H, v]` fp32, in fp64 and rounded once.
+
+    Latents stored without their mean read the same with it: attention weights sum to one, so the value
+    part is this constant, and the key part is one constant for each query, which softmax drops.
+    """
+    by_head = layer.kv_b_weight.detach().double().unflatten(0, (layer.heads, layer.nope_dim + layer.v_dim))
+    return (by_head[:, layer.nope_dim :] @ mean.to(by_head)).float()
 
 
 def folded_projections(layer: MLALayer, rotation: Tensor) -> tuple[Tensor, Tensor]:

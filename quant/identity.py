@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rolaq.common.errors import RolaqError
 from rolaq.quant.metadata import ModelIdentity
@@ -22,9 +22,13 @@ def weights_fingerprint(layers: Sequence[MLALayer]) -> str:
     Independent of where the model was loaded from and of the dtype it runs in, as long as that dtype
     holds BF16 exactly. Two layers are enough to tell fine-tunes of one shape apart.
     """
+    return outer_fingerprint(layers[0].kv_b_weight, layers[-1].kv_b_weight)
+
+
+def outer_fingerprint(first: Tensor, last: Tensor) -> str:
+    """`weights_fingerprint` from the two layers' `kv_b_proj` weights themselves, as a checkpoint stores them."""
     digest = hashlib.sha256()
-    for layer in (layers[0], layers[-1]):
-        weight = layer.kv_b_weight.detach()
+    for weight in (first.detach(), last.detach()):
         digest.update(weight.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 

@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict
 
 from rolaq.quant.spec import QuantizerSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = (1, 2)
+"""1: rotation, threshold, gain. 2: error feedback, with the tensors of `methods.shaped.ShapedMethod`."""
+FEEDBACK_METHOD = "rolaq-feedback"
 
 
 class ModelIdentity(BaseModel):
@@ -30,8 +32,8 @@ class ArtifactConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format_version: Literal[1] = 1
-    method: Literal["oscar", "rolaq"]
+    format_version: Literal[1, 2] = 1
+    method: Literal["oscar", "rolaq", "rolaq-feedback"]
     spec: QuantizerSpec
     model: ModelIdentity
     threshold: list[float]

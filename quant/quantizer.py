@@ -95,7 +95,7 @@ def levels(x: Tensor, threshold: Tensor, spec: QuantizerSpec = DEFAULT) -> Tenso
     return torch.where(x >= 0, 1.0, -1.0) * torch.where(outer, spec.a_out, spec.a_in)
 
 
-def _parameter_gradients(
+def parameter_gradients(
     grad: Tensor, x: Tensor, threshold: Tensor, gain: Tensor, spec: QuantizerSpec, width: float
 ) -> tuple[Tensor, Tensor]:
     """dL/dT at fixed g, and dL/dg, from `grad = dL/d(g a_T(x))` of x's shape."""
@@ -123,7 +123,7 @@ class _FourLevel(torch.autograd.Function):
         z, threshold, gain = ctx.saved_tensors
         x, _, sigma = group_statistics(z, ctx.spec)
         weighted = grads[0].float().unflatten(-1, x.shape[-2:]) * sigma
-        return grads[0], *_parameter_gradients(weighted, x, threshold, gain, ctx.spec, ctx.width), None, None
+        return grads[0], *parameter_gradients(weighted, x, threshold, gain, ctx.spec, ctx.width), None, None
 
 
 class _UnitLevels(torch.autograd.Function):
@@ -140,4 +140,4 @@ class _UnitLevels(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, threshold, gain = ctx.saved_tensors
-        return grads[0], *_parameter_gradients(grads[0], x, threshold, gain, ctx.spec, ctx.width), None, None
+        return grads[0], *parameter_gradients(grads[0], x, threshold, gain, ctx.spec, ctx.width), None, None

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from rolaq.common.errors import RolaqError
 
@@ -37,6 +44,8 @@ class QuantizerSpec(BaseModel):
 
     Frozen; unknown keys are refused. `a_out` and `threshold_init` are OSCAR's constants
     (Gaussian Lloyd–Max outer level and boundary); `a_in = a_out / 3` makes the grid uniform.
+    `feedback_block` coordinates are rounded together, with the errors of all earlier ones fed back;
+    0 rounds every coordinate to nearest. It changes the write alone, not what is stored.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -53,6 +62,7 @@ class QuantizerSpec(BaseModel):
     rope_dtype: Literal["bfloat16", "float8_e4m3fn"] = "bfloat16"
     packing: Literal["word16-planes"] = "word16-planes"
     layout_version: Literal[1] = 1
+    feedback_block: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _bounds(self) -> QuantizerSpec:
@@ -60,7 +70,17 @@ class QuantizerSpec(BaseModel):
             raise ValueError(
                 f"threshold_init {self.threshold_init} must lie in [{self.threshold_min}, {self.threshold_max}]"
             )
+        if self.feedback_block and self.group_size % self.feedback_block:
+            raise ValueError(f"feedback_block {self.feedback_block} must divide group_size {self.group_size}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_absent_feedback(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A spec that rounds to nearest reads as it did before there was feedback, checksums included."""
+        fields: dict[str, Any] = dump(self)
+        if not fields.get("feedback_block"):
+            fields.pop("feedback_block", None)
+        return fields
 
     @property
     def a_in(self) -> float:

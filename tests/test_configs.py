@@ -60,7 +60,7 @@ def test_commands_stay_in_their_folder_and_name_themselves(command):
     cfg = composed(command, hydra=True)
     assert cfg.hydra.job.chdir is False
     assert cfg.hydra.job.name == command
-    if "tracking" in groups(command):  # the others write no run folder
+    if "data" in groups(command):  # the others write no run folder
         assert str(cfg.hydra.run.dir).startswith("outputs/")
 
 

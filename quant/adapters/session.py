@@ -153,6 +153,10 @@ class Session:
             return latent
         valid = None if valid is None else valid[:, skip:]
         written = self._reconstruct(latent[:, skip:], layer, first + skip - start, valid)
+        if (
+            valid is not None
+        ):  # padding may come back as NaN, which even an attention weight of zero lets through
+            written = torch.where(valid[..., None], written, latent[:, skip:])
         return torch.cat((latent[:, :skip], written), dim=1)
 
     def _by_token(self, tokens: int) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rolaq.common.errors import RolaqError, lookup
 from rolaq.quant.spec import QuantizerSpec
 
-_MODULES = ("baselines", "kvarn", "calibrated")
+_MODULES = ("baselines", "kvarn", "calibrated", "shaped")
 _FACTORIES: dict[str, Callable[..., Method]] = {}
 
 
@@ -90,13 +90,13 @@ def build_method(
     spec: QuantizerSpec | None = None,
     **options: Any,
 ) -> Method:
-    """Build a method by name: `bf16 rtn quarot kvarn hadamard oscar rolaq`.
+    """Build a method by name: `bf16 rtn quarot kvarn hadamard oscar rolaq`, and those with error feedback.
 
     Args:
         d: the latent's width; `layers`: the number of MLA layers.
-        artifact: the calibration's `Artifact`, for oscar and rolaq.
+        artifact: the calibration's `Artifact`, for oscar, rolaq and rolaq-feedback.
         spec: the quantizer; None for the artifact's own, or the defaults.
-        options: the method's own, such as KVarN's `clip`.
+        options: the method's own, such as KVarN's `clip`, or the `energies` of hadamard-feedback and weights-feedback.
 
     Raises:
         RolaqError: an unknown name, an option that the method does not have, a width that it cannot take, or

@@ -1,4 +1,4 @@
-"""Building the methods of `grouped` by name: hadamard from nothing, oscar and rolaq from an artifact."""
+"""Building methods by name: hadamard from nothing, oscar, rolaq and rolaq-feedback from an artifact."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rolaq.common.errors import RolaqError
 from rolaq.quant.methods.base import register
 from rolaq.quant.methods.grouped import FourLevelMethod, hadamard_method
+from rolaq.quant.methods.shaped import ShapedMethod
 from rolaq.quant.spec import QuantizerSpec
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ def build_hadamard(
     return hadamard_method(layers, d, spec)
 
 
-@register("oscar", "rolaq")
+@register("oscar", "rolaq", "rolaq-feedback")
 def build_from_artifact(
     name: str, *, artifact: Artifact | None, d: int, layers: int, spec: QuantizerSpec | None
-) -> FourLevelMethod:
+) -> FourLevelMethod | ShapedMethod:
     """The method that an artifact holds.
 
     Raises:

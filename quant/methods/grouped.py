@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rolaq.quant.hadamard import block_hadamard
 from rolaq.quant.oscar import GAIN
-from rolaq.quant.quantizer import Codes, decode, encode
+from rolaq.quant.quantizer import Codes, encode
 from rolaq.quant.response import gain as coupled_gain
+from rolaq.quant.restore import restored
 from rolaq.quant.spec import QuantizerSpec
 
 
@@ -33,6 +34,11 @@ class FourLevelMethod:
         rotation, threshold, gain = (t.to(device) for t in (self.rotation, self.threshold, self.gain))
         return FourLevelMethod(self.name, rotation, threshold, gain, self.spec)
 
+    @property
+    def read_matrix(self) -> Tensor:
+        """What projections are folded with, `[L, d, d]` fp32: R itself."""
+        return self.rotation
+
     def by_token(self, tokens: int) -> bool:
         """Tokens are quantized one by one whatever their positions: adapters may batch rows of any lengths."""
         return True
@@ -47,8 +53,9 @@ class FourLevelMethod:
         self, latent: Tensor, layer: int, *, start: int = 0, valid: Tensor | None = None
     ) -> Tensor:
         """Quantized `latent [B, n, d]` in the original basis, same dtype; tokens are independent."""
-        restored = decode(self.quantize(latent, layer)) @ self.rotation[layer].mT
-        return restored.to(latent.dtype)
+        rotation = self.rotation[layer]
+        z = restored(latent.float() @ rotation, self.threshold[layer], self.gain[layer], self.spec)
+        return (z @ rotation.mT).to(latent.dtype)
 
     def with_gain(self, gain: float, name: str | None = None) -> FourLevelMethod:
         """The same rotation and thresholds with one gain in every layer (Figure 2b's intervention)."""

@@ -12,6 +12,7 @@ from rolaq.common.config import ModelConfig
 from rolaq.common.models import load_model
 from rolaq.eval.methods import Target
 from rolaq.quant.artifact import Artifact
+from rolaq.quant.methods.shaped import orthogonal_tensors
 from rolaq.quant.oscar import GAIN
 from rolaq.quant.response import gain
 from rolaq.quant.spec import QuantizerSpec
@@ -43,7 +44,7 @@ def random_model(vocabulary, seed=0):
 
 
 def make_artifacts(folder, identity):
-    """An oscar and a rolaq artifact with random rotations."""
+    """An artifact of every kind, with random rotations."""
     spec = QuantizerSpec()
     layers, d = identity.layers, identity.latent_dim
     generator = torch.Generator().manual_seed(1)
@@ -58,6 +59,10 @@ def make_artifacts(folder, identity):
     Artifact.create("rolaq", identity, spec, rolaq, seed=42, tokens=1000, selection=chosen).save(
         folder / "rolaq"
     )
+    shaped = spec.model_copy(update={"feedback_block": 32})
+    sensitivity = torch.diag(torch.linspace(1, 0.01, d)).expand(layers, -1, -1)
+    tensors = orthogonal_tensors(rotation, sensitivity, shaped)
+    Artifact.create("rolaq-feedback", identity, shaped, tensors, seed=43).save(folder / "rolaq-feedback")
 
 
 def write_text(path, seed, documents=3, sentences=60):
@@ -72,7 +77,7 @@ def write_text(path, seed, documents=3, sentences=60):
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory):
-    """A folder with model/, artifacts/model/{oscar,rolaq}, data/{val,test}.jsonl."""
+    """A folder with model/, artifacts/model/{oscar,rolaq,rolaq-feedback}, data/{val,test}.jsonl."""
     root = tmp_path_factory.mktemp("workspace")
     tokenizer = byte_tokenizer()
     tokenizer.save_pretrained(root / "model")

@@ -7,7 +7,7 @@ import torch
 
 from rolaq.common.errors import RolaqError
 from rolaq.eval.energy import profiles
-from rolaq.eval.methods import METHODS, build, load_artifacts
+from rolaq.eval.methods import METHODS, Calibrated, build, load_artifacts, tensors_id
 from rolaq.quant.artifact import Artifact
 from rolaq.quant.spec import QuantizerSpec
 
@@ -28,14 +28,17 @@ def test_own_artifacts_come_before_shipped_ones(target, workspace, tmp_path):
     assert folders == {
         "oscar": str(tmp_path / "shipped" / "oscar"),
         "rolaq": str(tmp_path / "own" / "model" / "rolaq"),
+        "rolaq-feedback": str(tmp_path / "shipped" / "rolaq-feedback"),
     }
 
 
-@pytest.mark.parametrize("part", ["", "rolaq"])
+@pytest.mark.parametrize("part", ["", "rolaq", "rolaq-feedback"])
 def test_an_artifact_or_a_folder_of_them_can_be_named(target, workspace, part):
     folder = workspace / "artifacts" / "model" / part
     found = find(target, workspace, artifact=str(folder), artifacts="/nowhere")
-    assert set(found) == {"oscar", "rolaq"}
+    assert {kind: item.artifact.config.method for kind, item in found.items()} == {
+        kind: kind for kind in ("oscar", "rolaq", "rolaq-feedback")
+    }
 
 
 def test_missing_artifact_says_what_to_do(target, workspace, tmp_path):
@@ -60,7 +63,10 @@ def test_methods_in_order_with_their_bytes(target, workspace):
     assert sizes["bf16"] == 2 * (128 + 16) and sizes["kvarn"] == row + 4
     assert {sizes[name] for name in METHODS if name not in ("bf16", "kvarn")} == {row}
     assert len({entry.id for entry in entries}) == len(entries)
-    assert {entry.name: entry.seed for entry in entries if entry.seed is not None} == {"rolaq": 42}
+    assert {entry.name: entry.seed for entry in entries if entry.seed is not None} == {
+        "rolaq": 42,
+        "rolaq-feedback": 43,
+    }
 
 
 def test_best_gain_changes_the_gain_alone(target, workspace):
@@ -79,6 +85,16 @@ def test_identity_follows_the_tensors(target, workspace, tmp_path):
     first = {entry.name: entry.id for entry in build(list(METHODS), target, found, 1.1)}
     other = {entry.name: entry.id for entry in build(list(METHODS), target, found, 1.2)}
     assert [name for name in METHODS if first[name] != other[name]] == ["oscar-best-gain"]
+
+
+def test_identity_follows_the_feedback(target, workspace):
+    found = find(target, workspace)
+    source = found["rolaq-feedback"].artifact
+    first = build(["rolaq-feedback"], target, found)[0]
+    changed = {**source.tensors, "mean": source.tensors["mean"] + 0.1}
+    artifact = Artifact.create("rolaq-feedback", target.identity, source.config.spec, changed)
+    other = build(["rolaq-feedback"], target, {"rolaq-feedback": Calibrated(artifact, "")})[0]
+    assert first.id != other.id and tensors_id(first.method) != tensors_id(other.method)
 
 
 def test_energy_profile(target):

@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rolaq.common.errors import RolaqError
 from rolaq.eval import niah
-from rolaq.eval.config import RULER_TASKS
+from rolaq.eval.paired import unpacked
 from rolaq.eval.ruler import TASKS
+from rolaq.eval.ruler_config import RULER_TASKS
 
 ESSAY = [f"Sentence number {i} is about the weather and the sea." for i in range(400)]
 
@@ -170,10 +171,16 @@ def test_task_score_is_the_official_one():
     from rolaq.eval.ruler import _rows
 
     predictions, references = [case[0] for case in CASES], [case[1] for case in CASES]
-    samples = [
-        {"doc": {"max_length": 1024}, "score": niah.process_results({"outputs": r}, [p])["score"]}
+    scores = [
+        niah.process_results({"outputs": r}, [p])["score"]
         for p, r in zip(predictions, references, strict=True)
     ]
-    assert _rows("x", samples) == [
-        {"length": 1024, "task": "x", "score": official_score(predictions, references), "n": 5}
+    samples = [
+        {"doc": {"max_length": 1024}, "doc_id": i, "prompt_hash": str(i), "score": score}
+        for i, score in enumerate(scores)
     ]
+    (row,) = _rows("x", samples[::-1])
+    assert (row["length"], row["task"], row["n"]) == (1024, "x", 5)
+    assert row["score"] == official_score(predictions, references)
+    # for paired tests an item is right when all its values were found
+    assert unpacked(row["correct"], 5) == [score == 1 for score in scores]

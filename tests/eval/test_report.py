@@ -7,7 +7,8 @@ import pytest
 
 from rolaq.common.config import ModelConfig
 from rolaq.common.errors import RolaqError
-from rolaq.eval.pages import TABLES, recorded, refresh
+from rolaq.eval.material import recorded
+from rolaq.eval.pages import TABLES, refresh
 from rolaq.eval.report import ReportConfig, build, record, refresh_pages, suites
 from rolaq.eval.results import Results
 
@@ -44,9 +45,11 @@ def config(folder, **more):
 
 def test_page_is_self_contained(folder):
     cfg = config(folder)
-    page = build(cfg, suites(cfg))
+    page, figures = build(cfg, suites(cfg))
     sources = re.findall(r'src="([^"]{0,30})', page)
-    assert len(sources) == 5 and all(source.startswith("data:image/png;base64,") for source in sources)
+    assert len(sources) >= len(figures) >= 6 and all(
+        source.startswith("data:image/png;base64,") for source in sources
+    )
     assert "width=device-width" in page and "color-scheme: light dark" in page
     assert 'class="ours"><td>rolaq</td>' in page
     assert not re.search(r"https?://", page)
@@ -57,7 +60,7 @@ def test_record_merges_rows(folder):
     docs.mkdir(parents=True)
     old = [quality("rtn", kl=9.0), quality("rtn", kl=5.0, model="other")]
     (docs / "quality.json").write_text(json.dumps(old))
-    record(suites(cfg), True, docs)
+    record(suites(cfg), config(folder, record=True), docs)
     rows = recorded(docs)
     assert set(rows) == {"quality", "ruler", "selection", "gain_sweep"}
     assert [row["kl"] for row in rows["quality"][:2]] == [0.4, 5.0]
@@ -68,16 +71,16 @@ def test_record_needs_one_suite(folder):
     cfg = config(folder)
     (folder / "results" / "m" / "full.json").write_text((folder / "results" / "m" / "quick.json").read_text())
     with pytest.raises(RolaqError, match="there are full, quick: give record="):
-        record(suites(cfg), True, folder)
+        record(suites(cfg), config(folder, record=True), folder)
     with pytest.raises(RolaqError, match="Unknown suite in the results 'quik'. Did you mean: quick"):
-        record(suites(cfg), "quik", folder)
-    assert record(suites(cfg), False, folder) == []
-    assert record(suites(cfg), "full", folder / "docs")
+        record(suites(cfg), config(folder, record="quik"), folder)
+    assert record(suites(cfg), cfg, folder) == []
+    assert record(suites(cfg), config(folder, record="full"), folder / "docs")
 
 
 def test_markers_are_filled_and_nothing_else_changes(folder):
     cfg = config(folder)
-    record(suites(cfg), True, folder / "docs" / "results")
+    record(suites(cfg), config(folder, record=True), folder / "docs" / "results")
     page = folder / "docs" / "page.md"
     text = "# Title\n\n<!-- results:start summary -->\nold\n<!-- results:end -->\n\nBetween.\n\n<!-- results:start ruler -->\n<!-- results:end -->\nEnd.\n"
     page.write_text(text)

@@ -117,7 +117,7 @@ DAMAGE = {
     ),
     "config not JSON": (lambda f: (f / CONFIG_NAME).write_text("{"), "damaged"),
     "config a list": (lambda f: (f / CONFIG_NAME).write_text("[]"), "format_version is None"),
-    "other format": (lambda f: edit(f, format_version=2), "format_version is 2, this release reads 1"),
+    "other format": (lambda f: edit(f, format_version=3), "format_version is 3, this release reads 1 and 2"),
     "unknown field": (lambda f: edit(f, extra=1), "extra"),
     "T in config moved": (
         lambda f: edit(f, threshold=[0.9, 0.95, 1.1]),

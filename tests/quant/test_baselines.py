@@ -71,7 +71,9 @@ def test_quarot_is_rtn_between_block_hadamards(dtype):
 
 
 def test_methods_by_name():
-    assert {"bf16", "rtn", "quarot", "kvarn", "hadamard", "oscar", "rolaq"} == set(available())
+    nearest = {"bf16", "rtn", "quarot", "kvarn", "hadamard", "oscar", "rolaq"}
+    shaped = {"rolaq-feedback", "hadamard-feedback", "weights-feedback"}
+    assert nearest | shaped == set(available())
     x = torch.from_numpy(sample(1, 3, 256))
     exact = build_method("bf16", d=256, layers=2)
     assert exact.exact and exact.reconstruct(x, 1) is x and exact.to("cpu") is exact

@@ -1,0 +1,28 @@
+"""The model families that are served, as tiny random models: same logits as the simulation's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from packed import CHUNK, packed, run_there, simulated, small_kl
+
+KINDS = ("deepseek_v2", "deepseek_v3", "minicpm3")
+NEW = 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", ["0+0", "4+16"])
+def test_logits_are_those_of_the_simulation(kind, budget, monkeypatch, tmp_path) -> None:
+    run_there("make_model.py", kind, tmp_path)
+    places = {"model": tmp_path / "model", "artifact": tmp_path / "artifact"}
+    prompts = [torch.randint(3, 4000, (n,)).tolist() for n in (5, 70, CHUNK + 90)]
+    with packed(monkeypatch, budget, **places, trust_remote_code=True) as engine:
+        jobs = []
+        for i, prompt in enumerate(prompts):
+            engine.submit(str(i), prompt, NEW)
+            engine.run()
+            tokens = prompt + list(engine.requests[str(i)].output_ids)
+            jobs.append((*engine.budget, tokens[:-1], [*range(CHUNK, len(prompt), CHUNK), len(prompt)]))
+        for i, want in enumerate(simulated(tmp_path, jobs, **places)):
+            assert want.std() > 0.1
+            assert small_kl(engine, str(i), jobs[i], want), f"prompt {i}"
