@@ -20,6 +20,10 @@ STAMP := $(VENV)/.installed
 SERVE_VENV := .venv-serve
 SERVE_BIN := $(SERVE_VENV)/bin
 SERVE_STAMP := $(SERVE_VENV)/.installed
+# SGLang without its GPU packages, beside .venv, for tests on a CPU: 0.5.17 or 0.5.23
+SGLANG ?= 0.5.17
+SGLANG_CPU := .sglang-$(SGLANG)
+SGLANG_STAMP := $(SGLANG_CPU)/.installed
 
 export PYTHONSAFEPATH := 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -66,8 +70,9 @@ prove: $(SERVE_STAMP) $(STAMP) ## prove on this GPU that what is served is what 
 test: $(STAMP) ## run the tests (ARGS go to pytest)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
-test-serve: $(SERVE_STAMP) ## run the serving tests against SGLang itself (ARGS go to pytest)
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(SERVE_BIN)/python -m pytest -q tests/serve $(ARGS)
+test-serve: $(STAMP) $(SGLANG_STAMP) ## run the serving tests on SGLang's own scheduler, on a CPU (SGLANG=0.5.23 for the newest)
+	@PYTHONPATH=$(CURDIR)/$(SGLANG_CPU) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} \
+		$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/serve $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff check .
@@ -75,7 +80,7 @@ lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/mypy
 
 clean: ## remove the environments and caches; artifacts/ and results/ stay
-	@rm -rf $(VENV) $(SERVE_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf $(VENV) $(SERVE_VENV) .sglang-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1) the environment, $(2) constraints, $(3) extras, $(4) what is said to be installed
@@ -96,3 +101,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(SERVE_STAMP): pyproject.toml constraints-serve.txt
 	$(call install,$(SERVE_VENV),constraints-serve.txt,$(SERVE_EXTRAS),SGLang 0.5.17 with its torch)
+
+$(SGLANG_STAMP): tests/serve/sglang-$(SGLANG).txt tests/serve/sglang-needs.txt $(STAMP)
+	@echo "Making $(SGLANG_CPU): SGLang $(SGLANG) without its GPU packages, 50 MB to load."
+	@rm -rf $(SGLANG_CPU)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		--target $(SGLANG_CPU) -r tests/serve/sglang-$(SGLANG).txt \
+		|| { echo "error: the installation failed; see above, then run make again" >&2; exit 1; }
+	@touch $@

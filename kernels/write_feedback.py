@@ -1,4 +1,4 @@
-"""Write new latents with error feedback: rotate, round block by block, pack and store."""
+"""Write new latents with error feedback: one launch rotates, one rounds block by block, packs and stores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rolaq.quant.feedback import ERROR_LEVELS, WEIGHT_LEVELS, Feedback
 from rolaq.quant.spec import QuantizerSpec
 
 GROUP = 128
-ROTATE_FIRST = 3072  # tokens: below, a launch of its own rotates, so that few tokens still use many programs
-FEW, MANY = (16, 4), (64, 8)  # tokens of a program, warps
+MANY = 2048  # tokens from which programs take more of them each
+ROTATE, CHAIN = ((16, 4), (128, 8)), ((16, 4), (32, 8))  # tokens of a program and its warps: few, many
 TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds half to even
 
 
@@ -119,12 +119,12 @@ def _rotate_kernel(
 
 @triton.jit
 def _chain_kernel(
-    latents, rope, rotation, shift, weight, unit, slots, rows16, rows32, exact, exact_index, n,
+    latents, rope, weight, unit, slots, rows16, rows32, exact, exact_index, n,
     threshold, factor, per_step, eps,
-    D: tl.constexpr, DR: tl.constexpr, M: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
-    LEVELS: tl.constexpr, TOP: tl.constexpr, ROTATE: tl.constexpr, EXACT: tl.constexpr, TYPE: tl.constexpr,
+    D: tl.constexpr, DR: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    LEVELS: tl.constexpr, TOP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """M tokens, group after group; up to four groups, whose errors stay in registers."""
+    """M rotated tokens, group after group; up to four groups, whose errors stay in registers."""
     W: tl.constexpr = D // 8
     G: tl.constexpr = D // 128
     P: tl.constexpr = 128 // W
@@ -141,10 +141,7 @@ def _chain_kernel(
     s1, s2 = s0, s0
     for g in tl.static_range(G):
         col = g * 128 + tl.arange(0, 128)
-        if ROTATE:
-            z = _rotate(latents, rotation, row, ok, g, D, M, K, TYPE) - tl.load(shift + col)[None, :]
-        else:
-            z = tl.load(latents + row[:, None] * D + col[None, :], mask=ok[:, None], other=0.0).to(tl.float32)
+        z = tl.load(latents + row[:, None] * D + col[None, :], mask=ok[:, None], other=0.0)
         carried = tl.zeros([M, 128], tl.float32)
         if g > 0:
             carried = carried + s0[:, None] * _sums(e0, weight, 0, g, D)
@@ -188,7 +185,7 @@ def write_with_feedback(
     """As `kernels.write.write`, with `writer`'s feedback; rows are read by the same kernels.
 
     latents `[n, d]` are BF16 and as the model makes them, or, with `rotated`, fp32 in the written basis
-    (`c P - shift`). Codes, scale and offset equal `quant.feedback.encode_with_feedback`'s bit for bit on
+    (`c P - shift`), contiguous. Codes, scale and offset equal `quant.feedback.encode_with_feedback`'s bit for bit on
     the same rotated fp32 latents.
     """
     n, d = latents.shape
@@ -197,24 +194,27 @@ def write_with_feedback(
         raise RolaqError(f"no feedback write kernel for RoPE {d_r}; it is 32 or 64")
     if n == 0:
         return
-    interpreting = not latents.is_cuda
-    kind = tl.float32 if interpreting else tl.bfloat16
-    latents = latents.contiguous()
-    if not rotated and n < ROTATE_FIRST:
-        scratch = torch.empty(n, d, dtype=torch.float32, device=latents.device)
-        _rotate_kernel[triton.cdiv(n, 16), d // GROUP](
-            latents, writer.rotation, writer.shift, scratch, n, D=d, M=16, K=64, TYPE=kind,
-            num_warps=4, num_stages=3, enable_fp_fusion=False,
-        )  # fmt: skip
-        latents, rotated = scratch, True
+    many = int(n >= MANY)
+    if not rotated:
+        latents = _rotated(latents, writer, *ROTATE[many])
     factor = torch.tensor(2 * spec.a_in, dtype=torch.float32) * torch.tensor(writer.gain, dtype=torch.float32)
     exact = exact_latents is not None
-    block, warps = FEW if n < ROTATE_FIRST else MANY
+    block, warps = CHAIN[many]
     _chain_kernel[(triton.cdiv(n, block),)](
-        latents, rope.contiguous().view(torch.int16), writer.rotation, writer.shift, writer.weight, writer.unit,
-        slots, rows.view(torch.int16), rows.view(torch.float32), exact_latents if exact else latents,
+        latents, rope.contiguous().view(torch.int16), writer.weight, writer.unit, slots,
+        rows.view(torch.int16), rows.view(torch.float32), exact_latents if exact else latents,
         exact_index if exact else slots, n, writer.threshold, factor.item(), (ERROR_LEVELS / factor).item(),
-        spec.sigma_eps, D=d, DR=d_r, M=block, K=64, BLOCK=spec.feedback_block, LEVELS=float(ERROR_LEVELS),
-        TOP=float(WEIGHT_LEVELS), ROTATE=not rotated, EXACT=exact, TYPE=kind, num_warps=warps,
-        num_stages=2, enable_fp_fusion=False,
+        spec.sigma_eps, D=d, DR=d_r, M=block, BLOCK=spec.feedback_block, LEVELS=float(ERROR_LEVELS),
+        TOP=float(WEIGHT_LEVELS), EXACT=exact, num_warps=warps, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def _rotated(latents: Tensor, writer: FeedbackWriter, block: int, warps: int) -> Tensor:
+    """`c P - shift` `[n, d]` fp32."""
+    n, d = latents.shape
+    out = torch.empty(n, d, dtype=torch.float32, device=latents.device)
+    _rotate_kernel[triton.cdiv(n, block), d // GROUP](
+        latents.contiguous(), writer.rotation, writer.shift, out, n, D=d, M=block, K=64,
+        TYPE=tl.bfloat16 if latents.is_cuda else tl.float32, num_warps=warps, num_stages=3, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out

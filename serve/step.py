@@ -79,21 +79,21 @@ def _step_kernel(
         row = _place(line, row_of, owner, used, clock, r, n - 1, new, base, trash, SINK, RECENT)
         tl.store(lengths + b, n)
         tl.store(exact_row + b, row)
-        i = tl.arange(0, N)
+        k = tl.arange(0, N)
         if SINK > 0:
-            found = _exact(line, row_of, owner, i, (i < SINK) & (i < n), n - 1, row)
-            tl.store(where + b * (SINK + RECENT) + i, tl.maximum(found, 0), mask=i < SINK)
+            found = _exact(line, row_of, owner, k, (k < SINK) & (k < n), n - 1, row)
+            tl.store(where + b * (SINK + RECENT) + k, tl.maximum(found, 0), mask=k < SINK)
             tl.store(
-                counts + 2 * b, tl.min(tl.where((i < SINK) & (found >= base), N, tl.minimum(i, SINK)), 0)
+                counts + 2 * b, tl.min(tl.where((k < SINK) & (found >= base), N, tl.minimum(k, SINK)), 0)
             )
         else:
             tl.store(counts + 2 * b, 0)
         if RECENT > 0:
-            position = n - RECENT + i
-            found = _exact(line, row_of, owner, position, (i < RECENT) & (position >= 0), n - 1, row)
-            tl.store(where + b * (SINK + RECENT) + SINK + i, tl.maximum(found, 0), mask=i < RECENT)
-            own = (i >= RECENT) | ((found >= 0) & (found < base) & (found // RECENT == r))
-            tl.store(counts + 2 * b + 1, RECENT - 1 - tl.max(tl.where(own, -1, i), 0))
+            position = n - RECENT + k
+            found = _exact(line, row_of, owner, position, (k < RECENT) & (position >= 0), n - 1, row)
+            tl.store(where + b * (SINK + RECENT) + SINK + k, tl.maximum(found, 0), mask=k < RECENT)
+            own = (k >= RECENT) | ((found >= 0) & (found < base) & (found // RECENT == r))
+            tl.store(counts + 2 * b + 1, RECENT - 1 - tl.max(tl.where(own, -1, k), 0))
         else:
             tl.store(counts + 2 * b + 1, 0)
 

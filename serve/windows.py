@@ -3,7 +3,7 @@
 Every cache slot knows the exact row its latent was last written to (`row_of`), every exact row the slot it
 was last written for (`owner`). Every write of a slot sets the first, every write of a row the second. So
 where both agree, the row holds the latent of that slot's last write, whatever was freed, evicted or reused
-in between: a stale row cannot be read (README.md, "Windows").
+in between: a stale row cannot be read (README.md).
 """
 
 from __future__ import annotations

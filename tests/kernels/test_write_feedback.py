@@ -1,5 +1,9 @@
 """The write with error feedback: rows bit for bit against the reference quantizer."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -41,7 +45,7 @@ def layer(d, block, device):
 @pytest.mark.parametrize("block", [32, 128])
 @pytest.mark.parametrize("small", [True, False])
 def test_rows_equal_the_reference_bit_for_bit(n, d, d_r, block, small, device, monkeypatch):
-    monkeypatch.setattr(module, "ROTATE_FIRST", 1 << 30 if small else 0)
+    monkeypatch.setattr(module, "MANY", 1 << 30 if small else 0)
     spec = QuantizerSpec(feedback_block=block)
     rotation, shift, feedback = layer(d, block, device)
     z, rope = latents(n, d).to(device), torch.randn(n, d_r).bfloat16().to(device)
@@ -59,7 +63,7 @@ def test_rows_equal_the_reference_bit_for_bit(n, d, d_r, block, small, device, m
 @pytest.mark.parametrize(("n", "d", "d_r"), [(35, 512, 64), (18, 256, 32)])
 def test_rotation_shift_and_protected_tokens(n, d, d_r, small, device, monkeypatch):
     """From the model's latents; what is kept exact is `c P - shift`, and it gives the rows their codes."""
-    monkeypatch.setattr(module, "ROTATE_FIRST", 1 << 30 if small else 0)
+    monkeypatch.setattr(module, "MANY", 1 << 30 if small else 0)
     spec = QuantizerSpec(feedback_block=32)
     rotation, shift, feedback = layer(d, 32, device)
     writer = prepare(rotation, shift, feedback, threshold=THRESHOLD, gain=GAIN, spec=spec)
@@ -92,3 +96,43 @@ def test_shapes_without_a_kernel():
     rows = torch.zeros(2, 100, dtype=torch.uint8)
     with pytest.raises(RolaqError, match="RoPE 16"):
         write_with_feedback(torch.zeros(2, 256), torch.zeros(2, 16), writer, torch.arange(2), rows)
+
+
+COMPILE = """
+import re, subprocess, tempfile
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from rolaq.kernels.write_feedback import CHAIN, _chain_kernel as kernel
+
+block, warps = CHAIN[0]
+constants = dict(D=512, DR=64, M=block, BLOCK=32, LEVELS=64.0, TOP=127.0, EXACT=True)
+kinds = dict(rope="*i16", weight="*i8", slots="*i64", rows16="*i16", exact="*bf16", exact_index="*i32", n="i32",
+             threshold="fp32", factor="fp32", per_step="fp32", eps="fp32")
+names = kernel.arg_names
+types = {name: "constexpr" if name in constants else kinds.get(name, "*fp32") for name in names}
+aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name][0] == "*"}
+source = ASTSource(kernel, types, {(names.index(name),): value for name, value in constants.items()}, aligned)
+options = dict(num_warps=warps, num_stages=2, enable_fp_fusion=False)
+ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+    file.write(ptx)
+    file.flush()
+    command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null"]
+    log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+print(re.search(r"(\\d+) bytes spill stores", log).group(1), ptx.count("s32.s8"), ptx.count("fma.rn.f32"))
+"""
+
+
+def test_compiles_for_hopper_with_int8_matrix_units():
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    spilled, int8, fused = map(int, done.stdout.split())
+    # a fused multiply-add would round once where the reference rounds twice
+    assert (spilled, fused) == (0, 0) and int8 >= 18

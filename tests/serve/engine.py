@@ -82,6 +82,7 @@ class CpuEngine:
             self.scheduler = launch.start(DEFAULTS | {"model_path": str(model)} | server_args)
         except BaseException:
             self.hooks.undo()
+            launch.reset()
             raise
         CpuEngine.alive = True
         self.requests: dict[str, Any] = {}

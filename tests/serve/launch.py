@@ -5,15 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import sglang_on_cpu
-
 
 def start(arguments: dict[str, Any]) -> Any:
     """A scheduler for one CPU; what it would send to other processes is dropped."""
-    sglang_on_cpu.register()
+    import sglang_on_cpu
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.server_args import PortArgs, ServerArgs
 
+    sglang_on_cpu.register()
     server_args = ServerArgs(**arguments)
     if hasattr(server_args, "resolve_once"):  # 0.5.23
         server_args.resolve_once()

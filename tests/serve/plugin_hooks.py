@@ -20,7 +20,7 @@ class Hooks:
         for target in HookRegistry._hooks:
             path, name = target.rsplit(".", 1)
             owner = pkgutil.resolve_name(path)
-            self.saved.append((owner, name, vars(owner)[name]))
+            self.saved.append((owner, name, vars(owner).get(name)))  # None: inherited
         HookRegistry.apply_hooks()
 
     def undo(self) -> None:
@@ -29,6 +29,9 @@ class Hooks:
 
         for owner, name, before in self.saved:
             now = vars(owner)[name]
+            if before is None:
+                delattr(owner, name)
+                continue
             setattr(owner, name, before)
             hook_registry._propagate_patch(now, before, owner)
         if self.saved:

@@ -54,6 +54,23 @@ def test_a_failing_scheduler_is_reported(prompts):
             engine.step()
 
 
+def test_hooks_hold_for_their_engine_alone_and_a_failed_start_leaves_nothing(prompts):
+    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def fail(*arguments, **named):
+        raise ValueError("no pool today")
+
+    def plugin():
+        target = f"{KVCacheConfigurator.__module__}.KVCacheConfigurator._build_mla_kv_pool"
+        HookRegistry.register(target, fail, HookType.REPLACE)
+
+    with pytest.raises(ValueError, match="no pool today"):
+        CpuEngine(MODEL, plugin)
+    with CpuEngine(MODEL) as engine:
+        assert engine.generate(prompts[:1], 2)
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "overlapped"])
 def engine(request):
     with CpuEngine(MODEL, disable_overlap_schedule=not request.param) as engine:

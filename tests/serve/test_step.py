@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -61,3 +63,33 @@ def test_kernel_equals_torch(sink: int, recent: int, seed: int) -> None:
     assert torch.equal(mine.row_of, theirs.row_of)
     assert torch.equal(mine.owner[:-1], theirs.owner[:-1])
     assert torch.equal(mine.used, theirs.used)
+
+
+SCRIPT = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from rolaq.serve.step import _step_kernel as kernel
+
+sink, recent, wide = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+constants = dict(SINK=sink, RECENT=recent, PAGE=64, BLOCK=1024, N=max(triton.next_power_of_2(max(sink, recent)), 2))
+kinds = {"request": f"*{wide}", "length": f"*{wide}", "slot": "*i64", **dict.fromkeys(("stride", "pages", "base", "trash"), "i32")}
+types = {n: "constexpr" if n in constants else kinds.get(n, "*i32") for n in kernel.arg_names}
+source = ASTSource(kernel, types, {(kernel.arg_names.index(n),): v for n, v in constants.items()})
+assert "st.global" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("sink", "recent", "wide"), [(4, 16, "i64"), (4, 8, "i32"), (0, 0, "i64"), (0, 5, "i64"), (3, 0, "i64")]
+)
+def test_kernel_compiles_for_a_gpu(sink: int, recent: int, wide: str) -> None:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    command = [sys.executable, "-c", SCRIPT, str(sink), str(recent), wide]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
