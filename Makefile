@@ -46,7 +46,7 @@ calibrate: $(STAMP) ## learn rotations and thresholds for MODEL into artifacts/
 eval: $(STAMP) ## compare all methods on MODEL with SUITE into results/
 	@$(BIN)/python -m rolaq.eval model=$(MODEL) suite=$(SUITE) $(ARGS)
 
-experiment: $(STAMP) ## one table or figure of the paper, NAME=table1 … figure8: calibrations, evaluations, report
+experiment: $(STAMP) ## one table or figure of the paper, NAME=table1 … figure8 or all: calibrations, evaluations, report
 	@$(BIN)/python -m rolaq.eval.experiments $(NAME) model=$(MODEL) $(ARGS)
 
 serve: $(SERVE_STAMP) ## serve MODEL with SGLang on the packed INT2 cache of ARTIFACT

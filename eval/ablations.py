@@ -107,7 +107,7 @@ def _table(rows: Sequence[Row], kinds: Mapping[str, Row], accuracy: Mapping[str,
         "S": "S (lower is better)",
         "seeds": "seeds",
     }
-    return markdown_table(lines, {**columns, **({"tasks": "six-task mean, %"} if accuracy else {})})
+    return markdown_table(lines, {**columns, **({"tasks": "mean of the tasks, %"} if accuracy else {})})
 
 
 def components(rows: Sequence[Row], accuracy: Mapping[str, str | None]) -> str:

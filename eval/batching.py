@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rolaq.eval.lm import QuantizedLM
 
 CPU_TOKENS = 4096
+CUDNN_FAILED = "mha_graph"
 MOST = 512
 SHARE = 0.6
 """Of the free memory: left-over rows, fragments and the cache's growth take the rest."""
@@ -47,11 +49,15 @@ def _row_bytes(lm: QuantizedLM, tokens: int, generates: bool) -> int:
 
 
 @contextmanager
-def halved_when_full(lm: QuantizedLM) -> Iterator[None]:
-    """Turn an out-of-memory error into half the batch size for the next attempt.
+def recovering(lm: QuantizedLM) -> Iterator[None]:
+    """Turn what another attempt can mend into its remedy: memory that ran out, cuDNN's attention that failed.
+
+    cuDNN compiles a kernel for every new shape and can fail at that in the middle of a run; it is then turned
+    off, and PyTorch's own fused kernels serve the next attempt.
 
     Raises:
         RolaqError: a single row does not fit.
+        RuntimeError: any other failure.
     """
     try:
         yield
@@ -62,3 +68,8 @@ def halved_when_full(lm: QuantizedLM) -> Iterator[None]:
             ) from error
         lm.batch_size_per_gpu = lm.batch_size // 2
         torch.cuda.empty_cache()
+    except RuntimeError as error:
+        if CUDNN_FAILED not in str(error) or not torch.backends.cuda.cudnn_sdp_enabled():
+            raise
+        print("warning: cuDNN's attention failed; going on with PyTorch's own kernels", file=sys.stderr)
+        torch.backends.cuda.enable_cudnn_sdp(False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rolaq.common.config import DataConfig
 from rolaq.common.progress import Progress
-from rolaq.eval.batching import fit, halved_when_full
+from rolaq.eval.batching import fit, recovering
 from rolaq.eval.benchmarks import BENCHMARKS, SUBJECTS, content_id, folders
 from rolaq.eval.harness import Harness, Outcome
 from rolaq.eval.methods import digest
@@ -85,9 +85,9 @@ class Benchmarks:
         forget()
 
     def _attempt(self, harness: Harness, job: Job, tick: Callable[[int | None], None]) -> Outcome:
-        """Run; after an out-of-memory error again with half the batch."""
+        """Run; again with what `recovering` changed, where it failed for a reason that can be mended."""
         while True:
-            with halved_when_full(self.lm):
+            with recovering(self.lm):
                 job.start()
                 self.lm.passed = tick
                 outcome = harness.run(self.lm)

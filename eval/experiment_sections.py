@@ -43,7 +43,7 @@ def main_rows(material: Material, table: str) -> list[Row]:
 
 
 def accuracy(material: Material) -> dict[str, str | None]:
-    """The six-task mean of each kind of calibration at 0+0, on the same items; kinds that lack a task left out."""
+    """The mean over tasks of each kind of calibration at 0+0, on the same items; kinds that lack a task left out."""
     rows = [
         row for row in material.rows("tasks", lambda row: row["method"] == "rolaq") if row["budget"] == "0+0"
     ]
@@ -153,8 +153,8 @@ def figure5(material: Material, folder: Path) -> Section:
     """Six-task mean, and KL, by budget."""
     section = Section("figure5", "Token protection (Figure 5)")
     if rows := main_rows(material, "tasks"):
-        section.figures["Six-task mean by budget"] = experiment_plots.budgets(
-            comparable_tasks(rows), "score", "six-task mean, %", folder / "figure5.png"
+        section.figures["Mean of the tasks by budget"] = experiment_plots.budgets(
+            comparable_tasks(rows), "score", "mean of the tasks, %", folder / "figure5.png"
         )
         section.note = stamp_of(comparable_tasks(rows))
     if kl := [row for row in main_rows(material, "quality") if row["method"] != "bf16"]:

@@ -59,6 +59,21 @@ EXPERIMENTS = {
 }
 
 
+ALL = "all"
+
+
+def steps_of(name: str) -> list[Step]:
+    """The steps of an experiment, or of all of them, each once: calibrations first.
+
+    Raises:
+        RolaqError: no such experiment.
+    """
+    if name != ALL:
+        return lookup("experiment", name, {**EXPERIMENTS, ALL: []})
+    steps = dict.fromkeys(step for own in EXPERIMENTS.values() for step in own)
+    return sorted(steps, key=lambda step: step.module != CALIBRATE)
+
+
 def _key(override: str) -> str:
     """``suite`` of ``+suite.ruler.samples=5``."""
     return override.lstrip("+~").split("=")[0].split(".")[0].split("@")[0]
@@ -78,8 +93,8 @@ def command() -> None:
     """Run the steps of one experiment; the first that fails ends it."""
     names, arguments = sys.argv[1:2], sys.argv[2:]
     if not names or "=" in names[0]:  # make without NAME
-        raise RolaqError(f"which experiment? One of {', '.join(EXPERIMENTS)}")
-    steps = lookup("experiment", names[0], EXPERIMENTS)
+        raise RolaqError(f"which experiment? One of {', '.join(EXPERIMENTS)}, or {ALL}")
+    steps = steps_of(names[0])
     check(arguments)
     for number, step in enumerate([*steps, Step(REPORT, (), sweep=False)], start=1):
         line = step.command(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,8 +49,9 @@ def note(text: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """A paragraph of plain text; `code` between backticks."""
-    parts = html.escape(" ".join(text.split())).split("`")
+    """A paragraph of Markdown text: `code` between backticks, of links the text."""
+    plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(text.split()))
+    parts = html.escape(plain).split("`")
     return "<p>" + "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)) + "</p>"
 
 

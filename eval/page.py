@@ -15,7 +15,7 @@ from rolaq.eval.material import Material, Source
 from rolaq.eval.plots import draw
 from rolaq.eval.results import Row
 from rolaq.eval.tables import at, sections, settings
-from rolaq.eval.task_tables import averaged_markdown, comparable_tasks, paired_markdown, stamp_of
+from rolaq.eval.task_tables import averaged_markdown, comparable_tasks, stamp_of, totals_markdown
 from rolaq.quant.artifact import CONFIG_NAME
 
 HIDDEN = ("commit", "command", "date", "fingerprint", "gpu", "model", "items", "correct", "method_id")
@@ -48,11 +48,13 @@ def build(
 
 
 def _headline(material: Material) -> list[str]:
-    """The newest run's stamp, then accuracy per budget and the summary of KL, perplexity and RULER."""
+    """When and on what it was measured, accuracy per budget, the summary of KL, perplexity and RULER."""
     quality, ruler, tasks = (main_rows(material, name) for name in ("quality", "ruler", "tasks"))
-    newest: Row = max([*quality, *ruler, *tasks], key=lambda row: row.get("date") or "", default={})
-    about = [f"{key} {newest[key]}" for key in ("date", "commit", "gpu") if newest.get(key)]
-    parts = [html.note(" · ".join(about))] if about else []
+    rows = [*quality, *ruler, *tasks]
+    about = [" and ".join(sorted({row[key] for row in rows if row.get(key)})) for key in ("date", "gpu")]
+    parts = [
+        html.note(f"measured {' on '.join(filter(None, about))}; every row names its commit and command")
+    ]
     parts.append(html.heading("In short"))
     for name in settings(tasks):
         mine = comparable_tasks(at(tasks, name))
@@ -69,14 +71,12 @@ def _headline(material: Material) -> list[str]:
 
 def _against(tasks: Sequence[Row]) -> list[str]:
     """RoLaQ against every baseline, all tasks together."""
-    lines = []
+    parts = []
     for name in settings(tasks):
-        text = paired_markdown(comparable_tasks(at(tasks, name))).split("\n")
-        header, rows = text[:2], [line for line in text[2:] if "| all |" in line]
-        if rows:
-            title = html.heading(f"RoLaQ against each method, {name}: all items, McNemar's exact test", 3)
-            lines += [title, html.table("\n".join([*header, *rows]))]
-    return lines
+        if text := totals_markdown(comparable_tasks(at(tasks, name))):
+            title = f"RoLaQ against each method, {name}: all items, McNemar's exact test"
+            parts += [html.heading(title, 3), html.table(text)]
+    return parts
 
 
 def _section(section: Section, readings: dict[str, str]) -> list[str]:

@@ -124,5 +124,6 @@ TABLES: dict[str, Callable[[Tables], str]] = {
     "kernels": _flat("kernels"),
     "serve": _flat("serve"),
     "speed": _flat("speed"),
+    "agreement": _flat("agreement"),
     **{f"{name}": _experiment(name) for name in EXPERIMENTS},
 }

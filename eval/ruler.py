@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rolaq.common.config import DataConfig
 from rolaq.common.files import find
 from rolaq.common.progress import progress
-from rolaq.eval.batching import fit, halved_when_full
+from rolaq.eval.batching import fit, recovering
 from rolaq.eval.divergence import batch_rows
 from rolaq.eval.methods import digest
 from rolaq.eval.niah import generator, quiet, sentence_splitter
@@ -75,9 +75,9 @@ class Ruler:
         self.id = digest(tokens, *(f"{doc['input']}{doc['gen_prefix']}{doc['outputs']}" for doc in documents))
 
     def attempt(self, lm: QuantizedLM, method: Method, protection: Protection) -> list[Row]:
-        """One method and budget; again with half the batch where memory runs out."""
+        """One method and budget; again where `recovering` found a remedy."""
         while True:
-            with halved_when_full(lm):
+            with recovering(lm):
                 return self.run(lm.use(method, protection))
 
     def run(self, lm: Any) -> list[Row]:

@@ -17,20 +17,32 @@ OURS = "rolaq"
 
 
 def comparable_tasks(rows: Sequence[Row]) -> list[Row]:
-    """Of each task the rows on one set of items: the set that most methods have, the larger of two."""
-    kept = []
+    """Of each task the rows on one set of items: the set that most methods have, the larger of two.
+
+    A task that fewer than half of the methods have there (a run that was stopped) is left out.
+    """
+    everyone, kept = len({_who(row) for row in rows}), []
     for task in distinct(rows, "task"):
         mine = [row for row in rows if row["task"] == task]
         count = Counter(row["items"] for row in mine)
         chosen = max(mine, key=lambda row: (count[row["items"]], row["n"]))["items"]
-        kept += [row for row in mine if row["items"] == chosen]
+        same = [row for row in mine if row["items"] == chosen]
+        kept += same if 2 * len({_who(row) for row in same}) >= everyone else []
     return kept
+
+
+def _who(row: Row) -> tuple[str, str | None, int | None]:
+    return row["method"], row.get("variant"), row["seed"]
 
 
 def stamp_of(rows: Iterable[Row]) -> str:
     """A caption's warning that not all items were run; empty when every task is complete. Columns say how many."""
     limited = {row["task"]: bool(row["limit"]) for row in rows}
-    return f"LIMITED in {sum(limited.values())} of {len(limited)} tasks" if any(limited.values()) else ""
+    if not any(limited.values()):
+        return ""
+    missing = len(BENCHMARKS) - len(limited)
+    more = f", {missing} of {len(BENCHMARKS)} missing" if missing else ""
+    return f"LIMITED in {sum(limited.values())} of {len(limited)} tasks{more}"
 
 
 def task_names(rows: Sequence[Row]) -> dict[str, str]:
@@ -129,6 +141,12 @@ def _item_key(row: Row) -> tuple[str, int | None, str]:
 def _counts(ours: Row, theirs: Row) -> tuple[int, int, int]:
     n = ours["n"]
     return n, *disagreements(unpacked(ours["correct"], n), unpacked(theirs["correct"], n))
+
+
+def totals_markdown(rows: Sequence[Row]) -> str:
+    """Of `paired` the lines about all tasks together."""
+    lines = [row for row in paired(rows) if row["task"] == "all"]
+    return markdown_table(lines, ["against", "n", "only rolaq", "only the other", "p"]) if lines else ""
 
 
 def paired_markdown(rows: Sequence[Row]) -> str:

@@ -65,6 +65,7 @@ CORNER = [
     Case((3000, 9), heads=128, page_size=1),
     Case((2000, 20, 24), heads=8, sink=4, recent=16, queries=4),
     Case((4096,) * 4, queries=4, sink=4, recent=16),
+    Case((3000, 131, 700), page_size=256, sink=4, recent=16),
     Case((1500, 61, 53), heads=40, d=256, d_r=32, page_size=61),
     Case((20000,), rising=300.0),
     Case((20000, 300), rising=300.0, heads=40, d=256, d_r=32, sink=4, recent=8),

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from rolaq.kernels.gluon_operands import FLAT, ROWS, TILE, barrier
+from rolaq.kernels.gluon_operands import TILE, barrier, own_tokens, put
 
 
 @gluon.jit
@@ -18,56 +18,40 @@ def _window(i, sinks, recents, length, SINK: gl.constexpr, RECENT: gl.constexpr)
 
 
 @gluon.jit
-def _rows(base, block, stride, WIDTH: gl.constexpr, COLS: gl.constexpr):
-    """`[16, WIDTH]` of the queries as a left operand."""
-    left: gl.constexpr = gl.DotOperandLayout(0, FLAT, 2)
-    col = block * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, left))[:, None]
-    at = base + col * stride + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, left))[None, :]
-    return gl.load(at, mask=col < COLS, other=0.0)
-
-
-@gluon.jit
 def protected(
-    q_base, r_base, rows16, exact_ptr, exact_index, window, table, part_at, lse_at, block, q_col, r_col,
-    length, scale, p_s,
-    QUERIES: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, DR: gl.constexpr, PAGE: gl.constexpr,
-    SINK: gl.constexpr, RECENT: gl.constexpr,
+    q_s, qr_s, p_s, rows16, exact_ptr, exact_index, window, table, length, visible, logit, zero, o,
+    D: gl.constexpr, DR: gl.constexpr, PAGE: gl.constexpr, SINK: gl.constexpr, RECENT: gl.constexpr,
+    mma: gl.constexpr,
 ):  # fmt: skip
-    """A sequence's protected rows, an item of their own; few enough that latency is all that counts."""
+    """Protected rows: BF16 latents by register loads; few enough that latency is all that counts."""
     W: gl.constexpr = D // 8
     ROW: gl.constexpr = W + DR + D // 32
-    COLS: gl.constexpr = QUERIES * HEADS
-    left: gl.constexpr = gl.DotOperandLayout(0, FLAT, 2)
-    right: gl.constexpr = gl.DotOperandLayout(1, FLAT, 2)
-    by_row: gl.constexpr = gl.SliceLayout(1, FLAT)
-    by_col: gl.constexpr = gl.SliceLayout(0, FLAT)
-    zero = gl.zeros([ROWS, TILE], gl.float32, FLAT)
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
+    by_col: gl.constexpr = gl.SliceLayout(0, mma)
     sinks = gl.minimum(gl.minimum(gl.load(window), SINK), length)
     recents = gl.minimum(gl.minimum(gl.load(window + 1), RECENT), length - sinks)
-    token, ok = _window(
-        gl.arange(0, TILE, layout=gl.SliceLayout(0, right)), sinks, recents, length, SINK, RECENT
-    )
-    index = gl.load(exact_index + gl.arange(0, TILE, layout=gl.SliceLayout(0, right)), mask=ok, other=0)
+    i = gl.arange(0, TILE, layout=gl.SliceLayout(0, right))
+    token, ok = _window(i, sinks, recents, length, SINK, RECENT)
+    index = gl.load(exact_index + i, mask=ok, other=0)
     page = gl.load(table + token // PAGE, mask=ok, other=0)
     word = gl.arange(0, DR, layout=gl.SliceLayout(1, right))
     key_at = rows16 + ((page * PAGE + token % PAGE).to(gl.int64) * ROW)[None, :] + W + word[:, None]
-    key = gl.load(key_at, mask=ok[None, :], other=0).to(gl.bfloat16, bitcast=True)
-    u = mma_v2(_rows(r_base, block, r_col, DR, COLS), key, zero)
+    u = mma_v2(
+        qr_s.load(left), gl.load(key_at, mask=ok[None, :], other=0).to(gl.bfloat16, bitcast=True), zero
+    )
     word = gl.arange(0, W, layout=gl.SliceLayout(1, right))
     at = exact_ptr + (index.to(gl.int64) * D)[None, :] + word[:, None]
     for j in gl.static_range(8):
-        latents = gl.load(at + j * W, mask=ok[None, :], other=0.0)
-        u = mma_v2(_rows(q_base + j * W, block, q_col, W, COLS), latents, u)
-    visible = length - QUERIES + 1 + (block * ROWS + gl.arange(0, ROWS, layout=by_row)) // HEADS
+        s = mma_v2(q_s.index(j).load(left), gl.load(at + j * W, mask=ok[None, :], other=0.0), zero)
+        u += (s * 2.0**-100) * 2.0 ** (2 * (j % 4) - 33)
     token, ok = _window(gl.arange(0, TILE, layout=by_col), sinks, recents, length, SINK, RECENT)
-    t = gl.where(ok[None, :] & (token[None, :] < visible[:, None]), u * scale, float("-inf"))
+    t = gl.where(ok[None, :] & (token[None, :] < visible[:, None]), u * logit, float("-inf"))
     m = gl.max(t, 1)
-    m = gl.where(m == float("-inf"), 0.0, m)
+    m = gl.where(m == float("-inf"), 0.0, m) - 64.0
     p = gl.exp2(t - m[:, None])
-    count = gl.sum(p, 1)
-    inverse = gl.where(count > 0.0, 1.0 / count, 0.0)[:, None]
-    row = gl.arange(0, ROWS, layout=by_row)
-    gl.store(lse_at + row, m + gl.log2(count))
+    p0, p1, p2, p3 = own_tokens(p)
+    total = (p0 + p1) + (p2 + p3)
     p_s.store(p.to(gl.bfloat16))
     barrier()
     i = gl.arange(0, TILE, layout=gl.SliceLayout(1, right))
@@ -76,8 +60,6 @@ def protected(
     word = gl.arange(0, W, layout=gl.SliceLayout(0, right))
     at = exact_ptr + (index.to(gl.int64) * D)[:, None] + word[None, :]
     w = p_s.load(left)
-    to = part_at + (row * D)[:, None] + gl.arange(0, W, layout=by_col)[None, :]
     for j in gl.static_range(8):
-        latents = gl.load(at + j * W, mask=ok[:, None], other=0.0)
-        o = mma_v2(w, latents, gl.zeros([ROWS, W], gl.float32, FLAT))
-        gl.store(to + j * W, o * inverse)
+        o = put(o, j, mma_v2(w, gl.load(at + j * W, mask=ok[:, None], other=0.0), o[j]))
+    return m, total, o

@@ -49,8 +49,8 @@ def _merge_kernel(
     seq = tl.program_id(0)
     col = tl.program_id(1)
     chunk = tl.program_id(2)
-    start = tl.load(first + seq)
-    stop = tl.load(first + seq + 1)
+    start = tl.load(first + 2 * seq)
+    stop = tl.load(first + 2 * seq + 1)
     out += seq.to(tl.int64) * out_row + col * out_col
     lse_out += seq * tl.num_programs(1) + col
     at = chunk * CHUNK + tl.arange(0, CHUNK)

@@ -14,13 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 128  # tokens: the granularity of a split
+COST = 3  # what an item takes besides its tiles, in tiles
 NOTHING, PACKED, PROTECTED = 0, 1, 2  # kinds of an item
 
 
 class Plan(NamedTuple):
-    """items `[n, 4]` int32 (sequence, first token, last token + 1, kind); first `[B + 1]` int32.
+    """items `[n, 4]` int32 (sequence, first token, last token + 1, kind); first `[B, 2]` int32.
 
-    Sequence b owns items `first[b] … first[b+1] - 1`; items from `first[B]` on are of kind 0.
+    Sequence b owns items `first[b, 0] … first[b, 1] - 1`; those that no sequence owns, all at the end,
+    are of kind 0. Long items come first, so that short ones fill what those leave idle.
     """
 
     items: Tensor
@@ -30,7 +32,7 @@ class Plan(NamedTuple):
 @triton.jit
 def _plan_kernel(
     lengths, counts, items, first, batch, budget, max_items, min_tiles,
-    SINK: tl.constexpr, RECENT: tl.constexpr, TILE: tl.constexpr, BATCH: tl.constexpr,
+    SINK: tl.constexpr, RECENT: tl.constexpr, TILE: tl.constexpr, COST: tl.constexpr, BATCH: tl.constexpr,
 ):  # fmt: skip
     """Program b writes the items of sequence b; every program finds the common split size itself."""
     b = tl.program_id(0)
@@ -42,20 +44,26 @@ def _plan_kernel(
         sinks = tl.minimum(tl.load(counts + 2 * i, mask=i < batch, other=0), tl.minimum(n, SINK))
         recents = tl.minimum(tl.load(counts + 2 * i + 1, mask=i < batch, other=0), RECENT)
         recents = tl.minimum(recents, n - sinks)
-    # Splits fall on multiples of TILE, so that a tile of a page that holds whole tiles lies within it.
+    # Splits fall on multiples of TILE, counted from the first token whatever the sinks.
     tiles = tl.where(n > sinks + recents, (n - recents + TILE - 1) // TILE - sinks // TILE, 0)
     protected = (sinks + recents > 0).to(tl.int32)
-    # The smallest split whose items all run at once; where no split fits, one item a sequence.
+    # The smallest split whose work fits: an item takes its tiles and COST more. Where none fits, one item
+    # a sequence.
     low = min_tiles
     high = tl.maximum(tl.max(tiles, 0), min_tiles)
+    work = tl.sum(tiles, 0)
     while low < high:
         middle = (low + high) // 2
-        fits = tl.sum((tiles + middle - 1) // middle + protected, 0) <= budget
+        number = tl.sum((tiles + middle - 1) // middle + protected, 0)
+        fits = (number <= max_items) & (work + COST * number <= budget * (middle + COST))
         low = tl.where(fits, low, middle + 1)
         high = tl.where(fits, middle, high)
     splits = (tiles + low - 1) // low
     count = splits + protected
-    start = tl.cumsum(count, 0) - count
+    early = 2 * tiles > low * splits
+    ahead = tl.where(early, count, 0)
+    behind = tl.where(early, 0, count)
+    start = tl.where(early, tl.cumsum(ahead, 0) - count, tl.sum(ahead, 0) + tl.cumsum(behind, 0) - count)
     total = tl.sum(count, 0)
     mine = i == b
     at = tl.sum(tl.where(mine, start, 0), 0)
@@ -64,7 +72,8 @@ def _plan_kernel(
     recents = tl.sum(tl.where(mine, recents, 0), 0)
     tiles = tl.sum(tl.where(mine, tiles, 0), 0)
     splits = tl.sum(tl.where(mine, splits, 0), 0)
-    tl.store(first + b, at)
+    tl.store(first + 2 * b, at)
+    tl.store(first + 2 * b + 1, at + tl.sum(tl.where(mine, count, 0), 0))
     if sinks + recents > 0:
         tl.store(items + 4 * at, b)
         tl.store(items + 4 * at + 1, 0)
@@ -82,18 +91,15 @@ def _plan_kernel(
         tl.store(items + 4 * (at + s) + 2, tl.minimum(end, n - recents), mask=ok)
         tl.store(items + 4 * (at + s) + 3, 1, mask=ok)
     if b == 0:
-        tl.store(first + batch, total)
         for block in range(total, max_items, 128):
             tl.store(items + 4 * (block + lane) + 3, 0, mask=block + lane < max_items)
 
 
-def resident_programs(device: torch.device) -> int:
-    """How many decode programs a GPU runs at once (the Hopper kernel: one a multiprocessor, which it fills
-    alone); 8 where there is none (the interpreter)."""
+def resident_programs(device: torch.device, per_multiprocessor: int = 2) -> int:
+    """How many decode programs a GPU runs at once; 8 where there is none (the interpreter)."""
     if device.type != "cuda":
         return 8
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count * (1 if found.major == 9 else 2)
+    return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def make_plan(
@@ -114,15 +120,15 @@ def make_plan(
     """
     batch = lengths.shape[0]
     budget = budget or max(resident_programs(lengths.device) // blocks, 1)
-    size = max(budget, 2 * batch)
+    size = max(budget + batch // 2, 2 * batch)  # a full load, and room for short sequences beside it
     if out is None:
         out = Plan(
             torch.empty(size, 4, dtype=torch.int32, device=lengths.device),
-            torch.empty(batch + 1, dtype=torch.int32, device=lengths.device),
+            torch.empty(batch, 2, dtype=torch.int32, device=lengths.device),
         )
     _plan_kernel[(batch,)](
         lengths, lengths if counts is None else counts, out.items, out.first, batch, budget,
         out.items.shape[0], min_tiles, SINK=sink if counts is not None else 0,
-        RECENT=recent if counts is not None else 0, TILE=TILE, BATCH=triton.next_power_of_2(batch),
+        RECENT=recent if counts is not None else 0, TILE=TILE, COST=COST, BATCH=triton.next_power_of_2(batch),
     )  # fmt: skip
     return out

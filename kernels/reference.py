@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from rolaq.kernels.exact import Exact
+from rolaq.quant.feedback import Feedback, encode_with_feedback
 from rolaq.quant.packing import pack_codes, unpack_codes
 from rolaq.quant.quantizer import Codes, encode
 from rolaq.quant.quantizer import decode as dequantize
 from rolaq.quant.spec import QuantizerSpec
+
+if TYPE_CHECKING:
+    from rolaq.kernels.write_feedback import FeedbackWriter
 
 DEFAULT = QuantizerSpec()
 
@@ -90,6 +96,22 @@ def write_reference(
     """
     z = latents.float() if rotation is None else (latents.double() @ rotation.double()).float()
     return pack_rows(encode(z, threshold, gain, spec), rope, spec), z.bfloat16()
+
+
+def write_feedback_reference(
+    latents: Tensor, rope: Tensor, writer: FeedbackWriter, *, rotated: bool = False
+) -> tuple[Tensor, Tensor]:
+    """What `write_feedback.write_with_feedback` stores: packed rows `[n, bytes]` and `c P - shift [n, d]` BF16.
+
+    P is the sum of its parts, and its product is taken in fp64.
+    """
+    z = latents
+    if not rotated:
+        z = (latents.double() @ writer.rotation.double().sum(0)).float() - writer.shift
+    threshold, gain = (torch.tensor(value, device=z.device) for value in (writer.threshold, writer.gain))
+    feedback = Feedback(writer.weight.mT, writer.unit)
+    codes = encode_with_feedback(z, threshold, gain, feedback, writer.spec)
+    return pack_rows(codes, rope, writer.spec), z.bfloat16()
 
 
 def gather_reference(

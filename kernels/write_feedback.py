@@ -196,7 +196,7 @@ def write_with_feedback(
         return
     many = int(n >= MANY)
     if not rotated:
-        latents = _rotated(latents, writer, *ROTATE[many])
+        latents = rotate_centred(latents, writer)
     factor = torch.tensor(2 * spec.a_in, dtype=torch.float32) * torch.tensor(writer.gain, dtype=torch.float32)
     exact = exact_latents is not None
     block, warps = CHAIN[many]
@@ -209,9 +209,10 @@ def write_with_feedback(
     )  # fmt: skip
 
 
-def _rotated(latents: Tensor, writer: FeedbackWriter, block: int, warps: int) -> Tensor:
-    """`c P - shift` `[n, d]` fp32."""
+def rotate_centred(latents: Tensor, writer: FeedbackWriter) -> Tensor:
+    """`c P - shift` `[n, d]` fp32 of latents `[n, d]` BF16: the first launch of `write_with_feedback`."""
     n, d = latents.shape
+    block, warps = ROTATE[int(n >= MANY)]
     out = torch.empty(n, d, dtype=torch.float32, device=latents.device)
     _rotate_kernel[triton.cdiv(n, block), d // GROUP](
         latents.contiguous(), writer.rotation, writer.shift, out, n, D=d, M=block, K=64,

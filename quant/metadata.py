@@ -45,3 +45,8 @@ class ArtifactConfig(BaseModel):
     seed: int | None = None
     selection: dict[str, Any] = {}
     environment: dict[str, Any] = {}
+
+    @property
+    def feedback(self) -> bool:
+        """Whether rows are written with error feedback."""
+        return self.method == FEEDBACK_METHOD

@@ -109,6 +109,7 @@ class PlanConfig(Config):
     server: ServerConfig
     gpu_gb: float = Field(gt=0)
     budget: str = "4+16"
+    feedback: bool = False
     tokens: int = Field(default=32768, gt=0)
     output: str | None = None
 

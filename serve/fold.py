@@ -38,13 +38,13 @@ def _plain(module: Any, name: str) -> Tensor:
 
 def fold_model(model: nn.Module, artifact: Artifact) -> int:
     """`w_kc [H, nope, d] → w_kc R` and `w_vc [H, d, v] → R^T w_vc` in place, in fp64, cast once; returns the layers
-    folded. Folding twice does nothing.
+    folded. Folding twice does nothing. With error feedback R is P^{-T}.
 
     Raises:
         RolaqError: the artifact has other layers or another latent size than the model, or weights are quantized.
     """
-    modules = attentions(model)
-    layers, d = artifact.rotation.shape[:2]
+    modules, matrices = attentions(model), artifact.method().read_matrix
+    layers, d = matrices.shape[:2]
     if not modules or max(modules) >= layers:
         raise RolaqError(
             f"the artifact has {layers} layers, the model's MLA layers are {sorted(modules)}: calibrate this model"
@@ -57,15 +57,14 @@ def fold_model(model: nn.Module, artifact: Artifact) -> int:
             raise RolaqError(
                 f"layer {i} has latents of {keys.shape[-1]}, the artifact of {d}: calibrate this model"
             )
-        rotation = artifact.rotation[i]
-        keys.copy_(fold(keys, rotation))
-        values.copy_(fold(values.transpose(1, 2), rotation).transpose(1, 2))
+        keys.copy_(fold(keys, matrices[i]))
+        values.copy_(fold(values.transpose(1, 2), matrices[i]).transpose(1, 2))
         setattr(module, MARK, True)
     return len(modules)
 
 
 def expand(module: Any, latents: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys `[n, H, nope + d_r]` and values `[n, H, v]` of cached latents `[n, d]` in the rotated basis and RoPE
+    """Keys `[n, H, nope + d_r]` and values `[n, H, v]` of latents `[n, d]` in the written basis, mean and all, and RoPE
     keys `[n, d_r]`, by the folded projections: reading a prefix needs no rotation either."""
     heads, nope, d = module.w_kc.shape
     latents = latents.to(module.w_kc.dtype)

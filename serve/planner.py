@@ -67,7 +67,9 @@ def rows(cfg: PlanConfig, shape: Geometry, spent: Memory) -> list[dict[str, Any]
     """Capacity of one copy of the model in each format."""
     s = pool_settings("", cfg.budget, cfg.server)
     d, d_r, available = shape.latent_dim, shape.rope_dim, int(spent.cache * GIB)
-    packed = Sizing(shape.layers, d, d_r, s.slots, s.sink, s.recent, s.sink_entries, s.page_size)
+    packed = Sizing(
+        shape.layers, d, d_r, s.slots, s.sink, s.recent, s.sink_entries, s.page_size, feedback=cfg.feedback
+    )
     formats = {
         "BF16": (shape.layers * bf16_bytes_per_token(d, d_r), 0),
         "FP8": (shape.layers * (d + d_r), 0),

@@ -14,6 +14,7 @@ from rolaq.kernels.exact import Exact
 from rolaq.quant.artifact import Artifact
 from rolaq.serve import ops
 from rolaq.serve.compat import write_location
+from rolaq.serve.layers import Layer, make_layers
 from rolaq.serve.settings import Settings
 from rolaq.serve.sizing import Sizing
 from rolaq.serve.windows import Protected, Windows
@@ -40,12 +41,7 @@ class PackedPool(MLATokenToKVPool):
         super().__init__(**arguments)
         # A pipeline stage holds its own layers alone.
         own = range(self.start_layer, self.start_layer + self.layer_num)
-        self.layers = [
-            ops.Layer(
-                artifact.rotation[i], artifact.threshold[i].item(), artifact.gain[i].item(), self.device
-            )
-            for i in own
-        ]
+        self.layers = make_layers(artifact.method(), own, self.device)
         self.pending: dict[int, Pending] = {}
 
     def _create_buffers(self) -> None:
@@ -72,6 +68,10 @@ class PackedPool(MLATokenToKVPool):
         """Packed rows `[slots, bytes]` uint8 of a layer."""
         return self.kv_buffer[layer_id - self.start_layer]
 
+    def layer(self, layer_id: int) -> Layer:
+        """A layer's write side."""
+        return self.layers[layer_id - self.start_layer]
+
     def exact_of(self, layer_id: int, protected: Protected) -> Exact | None:
         """A layer's protected latents as `kernels.decode` takes them; None for the budget 0+0."""
         w = self.windows
@@ -82,16 +82,14 @@ class PackedPool(MLATokenToKVPool):
     def store(self, layer_id: int, slots: Tensor, latents: Tensor, rope: Tensor, exact_row: Tensor) -> None:
         """Quantize and store new latents `[n, d]` and RoPE keys `[n, d_r]` at `slots [n]`."""
         i = layer_id - self.start_layer
-        ops.store(
-            latents, rope, self.layers[i], slots, self.kv_buffer[i], self.exact[i], exact_row, self.spec
-        )
+        self.layers[i].store(latents, rope, slots, self.kv_buffer[i], self.exact[i], exact_row)
 
     def rotate(self, layer_id: int, latents: Tensor) -> Tensor:
-        """Latents `[n, d]` in the layer's rotated basis."""
-        return self.layers[layer_id - self.start_layer].rotate(latents)
+        """Latents `[n, d]` as the layer's folded projections take them."""
+        return self.layer(layer_id).rotate(latents)
 
     def fetch(self, layer_id: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents `[n, d]` in the rotated basis and RoPE keys `[n, d_r]` of packed rows, BF16."""
+        """Latents `[n, d]` as written and RoPE keys `[n, d_r]` of packed rows, BF16."""
         return ops.fetch(self.rows(layer_id), slots, self.kv_lora_rank, self.qk_rope_head_dim, self.spec)
 
     def set_mla_kv_buffer(
@@ -121,8 +119,7 @@ class PackedPool(MLATokenToKVPool):
     ) -> tuple[Tensor, Tensor]:
         """Dequantized latents `[n, 1, d]` in the original basis and RoPE keys `[n, 1, d_r]`."""
         latents, rope = self.fetch(layer.layer_id, loc)
-        rotation = self.artifact.rotation[layer.layer_id].to(latents.device)
-        latents = latents.float() @ rotation.T
+        latents = self.layer(layer.layer_id).restore(latents)
         return latents.to(dst_dtype or self.dtype)[:, None], rope.to(dst_dtype or self.dtype)[:, None]
 
     def get_key_buffer(self, layer_id: int) -> Tensor:

@@ -15,10 +15,11 @@ PROMPT, NEW = 80, 8  # tokens: more than a page and than any window, then a few 
 
 def sizing_of(artifact: Artifact, settings: Settings) -> Sizing:
     """The bytes that the pool must report."""
-    model, s = artifact.config.model, settings
+    config, s = artifact.config, settings
+    model = config.model
     return Sizing(
         model.layers, model.latent_dim, model.rope_dim, s.slots, s.sink, s.recent, s.sink_entries, s.page_size,
-        artifact.config.spec,
+        config.spec, config.feedback,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""SGLang options that the packed cache does not support, each refused by name.
+"""SGLang options and artifacts that the packed cache does not support, each refused by name.
 
 `refuse` reads a resolved `ServerArgs` (any version's; fields that a version lacks are off in it) and runs inside
 SGLang's processes. `refuse_arguments` reads a command line before anything is started.
@@ -11,7 +11,6 @@ from typing import Any
 
 from rolaq.common.errors import RolaqError
 from rolaq.quant.artifact import Artifact
-from rolaq.quant.metadata import FEEDBACK_METHOD
 from rolaq.serve.settings import PLUGIN, Settings
 
 HOST = "packed rows have no tier outside the GPU, and their protected rows would not follow"
@@ -86,6 +85,9 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "model_impl": (("auto", "sglang"), "the rotation is folded into SGLang's own model classes"),
 }
 LORA = "kv_b_proj"
+# Fields of an artifact's spec with the values that there are kernels for.
+KERNELS = {"group_size": (128,), "stats_dtype": ("float32",), "rope_dtype": ("bfloat16",)}
+FEEDBACK_KERNELS = {"feedback_block": (32, 64, 128)}
 
 
 def option(field: str) -> str:
@@ -94,12 +96,16 @@ def option(field: str) -> str:
 
 
 def refuse_artifact(artifact: Artifact) -> None:
-    """Raise `RolaqError` for an artifact whose write the packed pool does not do."""
-    if artifact.config.method == FEEDBACK_METHOD:
-        raise RolaqError(
-            f"artifact {artifact.id} was calibrated with error feedback, which serving does not support yet: "
-            "serve one calibrated without (make calibrate)"
-        )
+    """Raise `RolaqError` for an artifact whose spec no kernel is made for."""
+    config = artifact.config
+    made: dict[str, tuple[Any, ...]] = KERNELS | (FEEDBACK_KERNELS if config.feedback else {})
+    for field, allowed in made.items():
+        if (value := getattr(config.spec, field)) not in allowed:
+            shown = " or ".join(map(str, allowed))
+            raise RolaqError(
+                f"artifact {artifact.id} has {field} {value}, which no kernel is made for: calibrate with "
+                f"quant.spec.{field}={shown}"
+            )
 
 
 def refuse(server_args: Any, settings: Settings | None = None) -> None:

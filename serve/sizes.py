@@ -22,7 +22,8 @@ def sizing_of(configurator: Any) -> Sizing:
     """
     settings, model = Settings.from_environment(), configurator.model_config
     assert settings is not None
-    identity = artifact().config.model
+    config = artifact().config
+    identity = config.model
     if (model.kv_lora_rank, model.qk_rope_head_dim) != (identity.latent_dim, identity.rope_dim):
         raise RolaqError(
             f"the model has latents {model.kv_lora_rank} and RoPE keys {model.qk_rope_head_dim}, the artifact "
@@ -30,7 +31,8 @@ def sizing_of(configurator: Any) -> Sizing:
         )
     return Sizing(
         configurator.layer_info.num_effective_layers, identity.latent_dim, identity.rope_dim, settings.slots,
-        settings.sink, settings.recent, settings.sink_entries, settings.page_size, artifact().config.spec,
+        settings.sink, settings.recent, settings.sink_entries, settings.page_size, config.spec,
+        config.feedback,
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from rolaq.quant.spec import QuantizerSpec
 
 TAG_BYTES = 4  # int32, one for all layers: which exact row a token has, or who owns a row
 BF16_BYTES = 2
-ROTATION_PARTS = 3  # R in three BF16 parts that add up to its fp32 values (kernels.write)
+FP32_BYTES = 4
+ROTATION_PARTS = 3  # R or P in three BF16 parts that add up to its fp32 values (kernels.write)
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Sizing:
     """Bytes of the pool for ``layers`` layers of latents ``d`` and RoPE keys ``d_r`` on one GPU.
 
     ``slots`` running requests hold ``recent`` BF16 rows each, ``sink_entries`` prefixes ``sink`` rows each.
+    ``feedback``: the artifact is written with error feedback, which holds more than a rotation.
     """
 
     layers: int
@@ -27,6 +29,7 @@ class Sizing:
     sink_entries: int
     page_size: int = 64
     spec: QuantizerSpec = field(default_factory=QuantizerSpec)
+    feedback: bool = False
 
     @property
     def per_token_layer(self) -> int:
@@ -51,14 +54,16 @@ class Sizing:
         return self.protected_rows * self.layers * self.d * BF16_BYTES + tags * TAG_BYTES
 
     @property
-    def rotation_bytes(self) -> int:
-        """Bytes of the rotations on a GPU."""
-        return self.layers * ROTATION_PARTS * self.d * self.d * BF16_BYTES
+    def write_bytes(self) -> int:
+        """Bytes of the layers' write sides on a GPU (`layers`): the rotation; with error feedback also int8 weights
+        `[d, d]` and fp32 units and shift `[d]`."""
+        square = ROTATION_PARTS * BF16_BYTES + self.feedback
+        return self.layers * (square * self.d**2 + 2 * FP32_BYTES * self.d * self.feedback)
 
     @property
     def fixed(self) -> int:
-        """Bytes that do not grow with the tokens: protected rows, rotations, SGLang's padding page."""
-        return self.protected_bytes + self.rotation_bytes + self.page_size * self.per_token
+        """Bytes that do not grow with the tokens: protected rows, write sides, SGLang's padding page."""
+        return self.protected_bytes + self.write_bytes + self.page_size * self.per_token
 
     def tokens(self, available_bytes: int) -> int:
         """Tokens that fit into ``available_bytes``, in whole pages; 0 where not even the fixed part fits."""

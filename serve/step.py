@@ -1,4 +1,4 @@
-"""A decode step's page table and windows in one kernel; `backend.RolaqBackend` has the same in plain torch."""
+"""A decode step's page table and windows in one kernel; `batches.Batches` has the same in plain torch."""
 
 from __future__ import annotations
 

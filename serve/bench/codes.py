@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rolaq.kernels.reference import write_reference
+from rolaq.kernels.reference import write_feedback_reference, write_reference
+from rolaq.kernels.write_feedback import rotate_centred
 from rolaq.quant.packing import unpack_codes
 from rolaq.quant.quantizer import group_statistics
 from rolaq.quant.spec import QuantizerSpec
@@ -93,7 +94,21 @@ def check(
     if len(slots.unique()) < len(slots):
         return
     artifact = pool.artifact
+    if artifact.config.feedback:
+        _check_feedback(pool, layer_id, slots, latents, rope, tally)
+        return
     threshold, gain = artifact.threshold[layer_id].item(), artifact.gain[layer_id].item()
     z = rotated_latents(latents, artifact.rotation[layer_id])
     want, _ = reference(z, rope.bfloat16(), None, threshold=threshold, gain=gain, spec=pool.spec)
     tally.add(pool.rows(layer_id)[slots.long()], want, z, threshold, pool.spec)
+
+
+def _check_feedback(
+    pool: Any, layer_id: int, slots: Tensor, latents: Tensor, rope: Tensor, tally: Tally
+) -> None:
+    """With error feedback one code on a boundary turns all that follow, so nothing is excused: the reference is given
+    the same products that the write took."""
+    writer, on_gpu = pool.layer(layer_id).writer, latents.is_cuda
+    z = rotate_centred(latents, writer) if on_gpu else latents
+    want, exact = write_feedback_reference(z, rope.bfloat16(), writer, rotated=on_gpu)
+    tally.add(pool.rows(layer_id)[slots.long()], want, exact.float(), float("inf"), pool.spec)

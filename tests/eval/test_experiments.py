@@ -14,7 +14,7 @@ from rolaq.common.errors import RolaqError
 from rolaq.eval import ablations
 from rolaq.eval.config import METHOD
 from rolaq.eval.experiment_sections import SECTIONS
-from rolaq.eval.experiments import CALIBRATE, EVALUATE, EXPERIMENTS, REPORT, check
+from rolaq.eval.experiments import CALIBRATE, EVALUATE, EXPERIMENTS, REPORT, check, steps_of
 from rolaq.eval.material import Material, Source, gather, profile_of, profile_rows
 from rolaq.eval.paired import packed
 from rolaq.eval.report import ReportConfig, build
@@ -64,6 +64,15 @@ def test_cayley_takes_half_the_learning_rate():
         for kind in ("full", "cayley")
     }
     assert rates == {"full": 2e-3, "cayley": 1e-3}
+
+
+def test_all_experiments_run_each_step_once_calibrations_first():
+    steps = steps_of("all")
+    assert len(steps) == len(set(steps)) and set(steps) == {
+        step for own in EXPERIMENTS.values() for step in own
+    }
+    modules = [step.module for step in steps]
+    assert modules == sorted(modules, key=lambda module: module != CALIBRATE)
 
 
 def test_steps_take_the_arguments_that_concern_them():
@@ -191,7 +200,7 @@ def test_only_one_set_of_items_is_shown_and_its_limit_stamped():
     limited = [row("bf16", [True], items="b", limit=1), row("oscar", [True], items="b", limit=1)]
     assert comparable_tasks([*ROWS, *limited]) == ROWS
     assert comparable_tasks([ROWS[0], *limited]) == limited
-    assert stamp_of(ROWS) == "" and stamp_of(limited) == "LIMITED in 1 of 1 tasks"
+    assert stamp_of(ROWS) == "" and stamp_of(limited) == "LIMITED in 1 of 1 tasks, 5 of 6 missing"
 
 
 def test_energy_profile_survives_being_recorded():

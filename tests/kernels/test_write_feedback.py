@@ -9,7 +9,7 @@ import torch
 
 from rolaq.common.errors import RolaqError
 from rolaq.kernels import write_feedback as module
-from rolaq.kernels.reference import pack_rows, unpack_rows
+from rolaq.kernels.reference import pack_rows, unpack_rows, write_feedback_reference
 from rolaq.kernels.write_feedback import prepare, write_with_feedback
 from rolaq.quant.feedback import Feedback, encode_with_feedback, quantize_feedback
 from rolaq.quant.shaping import feedback_matrix, regularise
@@ -80,6 +80,8 @@ def test_rotation_shift_and_protected_tokens(n, d, d_r, small, device, monkeypat
     assert torch.isnan(exact[n - 1 :].float()).all()
     scalars = (torch.tensor(v, device=device) for v in (THRESHOLD, GAIN))
     want = pack_rows(encode_with_feedback(z, *scalars, feedback, spec), rope)
+    reference, kept = write_feedback_reference(c, rope, writer)
+    assert torch.equal(reference, want) and torch.equal(kept, z.bfloat16())
     got, want = (unpack_rows(r, d, d_r)[0] for r in (rows, want))
     # fp32 sums of another order flip a code at a boundary, and the chain then takes another turn in that row
     same = ((got - want).abs() <= 1e-4 * want.abs().max()).all(-1)

@@ -1,4 +1,4 @@
-"""A tiny random model of a family, with a random artifact: make_model.py KIND FOLDER → FOLDER/{model,artifact}."""
+"""A tiny random model of a family, with a random artifact: make_model.py KIND METHOD FOLDER → FOLDER/{model,artifact}."""
 
 import json
 import shutil
@@ -24,13 +24,35 @@ class MiniCPM3Config(PretrainedConfig):
 """
 
 
-def main(kind: str, folder: Path) -> None:
+def random_tensors(layers: int, method: str) -> tuple[dict, int]:
+    """An artifact's tensors and its feedback_block; P with feedback is far from orthogonal, its mean far from 0."""
+    from rolaq.quant.feedback import quantize_feedback
+    from rolaq.quant.response import gain
+    from rolaq.quant.shaping import feedback_matrix, regularise
+
+    generator = torch.Generator().manual_seed(7)
+    square = torch.randn(layers, 256, 256, generator=generator, dtype=torch.float64)
+    rotation, threshold = torch.linalg.qr(square).Q, torch.linspace(0.8, 1.1, layers)
+    tensors = {"rotation": rotation, "threshold": threshold, "gain": gain(threshold)}
+    if method == "rolaq":
+        return tensors, 0
+    scale = torch.logspace(-0.3, 0.3, 256, dtype=torch.float64)
+    feedback = quantize_feedback(feedback_matrix(regularise(square @ square.mT, 1.0), 32))
+    return tensors | {
+        "rotation": scale[:, None] * rotation,
+        "inverse": rotation.mT / scale,
+        "mean": 0.3 * torch.randn(layers, 256, generator=generator),
+        "feedback": feedback.weight,
+        "feedback_unit": feedback.unit,
+    }, 32
+
+
+def main(kind: str, method: str, folder: Path) -> None:
     from tiny_models import tiny
 
     from rolaq.quant.adapters.layers import find_mla_layers
     from rolaq.quant.artifact import Artifact
     from rolaq.quant.identity import model_identity
-    from rolaq.quant.response import gain
     from rolaq.quant.spec import QuantizerSpec
 
     model = tiny(kind, **SHAPE)
@@ -44,13 +66,10 @@ def main(kind: str, folder: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ROOT / "testbed" / "tiny" / file, folder / "model")
     layers = find_mla_layers(model)
-    generator = torch.Generator().manual_seed(7)
-    square = torch.randn(len(layers), 256, 256, generator=generator, dtype=torch.float64)
-    threshold = torch.linspace(0.8, 1.1, len(layers))
-    tensors = {"rotation": torch.linalg.qr(square).Q, "threshold": threshold, "gain": gain(threshold)}
-    identity = model_identity(layers, model.config, kind)
-    Artifact.create("rolaq", identity, QuantizerSpec(), tensors).save(folder / "artifact")
+    tensors, block = random_tensors(len(layers), method)
+    identity, spec = model_identity(layers, model.config, kind), QuantizerSpec(feedback_block=block)
+    Artifact.create(method, identity, spec, tensors).save(folder / "artifact")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(*sys.argv[1:3], Path(sys.argv[3]))

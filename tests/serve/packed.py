@@ -23,6 +23,7 @@ from rolaq.serve.settings import Settings
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MODEL, ARTIFACT = ROOT / "testbed" / "tiny", ROOT / "testbed" / "artifact" / "rolaq"
+FEEDBACK = ROOT / "testbed" / "artifact" / "rolaq-feedback"
 PAGE, CHUNK = 64, 256
 ALONE = {**os.environ, "PYTHONPATH": str(ROOT / "src")}  # without SGLang's packages
 
@@ -70,9 +71,14 @@ def simulated(
     return torch.load(folder / "logits.pt")
 
 
-def small_kl(engine: CpuEngine, name: str, job: tuple, want: Tensor) -> bool:
-    """Whether a request's logits are those of the simulation, but for RoPE keys and protected rows, which are
-    BF16 in the server and fp32 in the simulation."""
+def divergence(engine: CpuEngine, name: str, job: tuple, want: Tensor) -> Tensor:
+    """KL `[steps]` of the simulation's logits and a request's, which reads protected rows and a cached prefix in BF16."""
     got = torch.stack([engine.logits[name][n] for n in range(job[3][-1], len(job[2]) + 1)])
     kl = functional.kl_div(got.log_softmax(-1), want.log_softmax(-1), log_target=True, reduction="none")
-    return bool(kl.sum(-1).mean() < 1e-3)
+    return kl.sum(-1)
+
+
+def small(kl: Tensor, first: float = 2e-4, mean: float = 1e-3) -> bool:
+    """Whether logits are those of the simulation: the first ones read what both have stored alike; later ones also
+    what differences in BF16 have rounded to other codes, of which error feedback makes more."""
+    return bool(kl[0] < first and kl.mean() < mean)

@@ -4,14 +4,15 @@ and nothing left behind."""
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
-from packed import ARTIFACT, CHUNK, MODEL, PAGE, packed, simulated, small_kl
+from packed import ARTIFACT, CHUNK, FEEDBACK, MODEL, PAGE, divergence, packed, simulated, small
 from transformers import AutoTokenizer
 
 from rolaq.kernels.reference import unpack_rows
-from rolaq.quant.artifact import Artifact
+from rolaq.serve import proof
 
 WORDS = "In 1914 the war began in Europe and the armies of many nations went to fight. "
 NEW = 10
@@ -31,13 +32,17 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture
 def served(request, monkeypatch):
-    budget, overlap = getattr(request, "param", ("4+16", False))
-    with packed(monkeypatch, budget, disable_overlap_schedule=not overlap) as engine:
+    budget, overlap, artifact = getattr(request, "param", ("4+16", False, ARTIFACT))
+    with packed(monkeypatch, budget, artifact=artifact, disable_overlap_schedule=not overlap) as engine:
         yield engine
 
 
+PLAIN = [("4+16", False), ("4+8", True), ("0+0", True), ("0+5", False), ("3+0", False)]
+SHAPED = [("4+16", False), ("0+0", True)]
+
+
 @pytest.mark.parametrize(
-    "served", [("4+16", False), ("4+8", True), ("0+0", True), ("0+5", False), ("3+0", False)], indirect=True
+    "served", [(*p, ARTIFACT) for p in PLAIN] + [(*p, FEEDBACK) for p in SHAPED], indirect=True
 )
 def test_logits_are_those_of_the_simulation(served, tmp_path) -> None:
     jobs, names = [], []
@@ -54,8 +59,13 @@ def test_logits_are_those_of_the_simulation(served, tmp_path) -> None:
             assert len(prompt) - (cuts or [0])[-1] > 1  # the simulation takes one token for a decode step
             jobs.append((*served.budget, tokens[:-1], [*cuts, len(prompt)]))
             names.append(f"{kind}-{i}")
-    for name, want, job in zip(names, simulated(tmp_path, jobs), jobs, strict=True):
-        assert small_kl(served, name, job, want), name
+    artifact = Path(served.pool.settings.artifact)
+    results = zip(names, jobs, simulated(tmp_path, jobs, artifact=artifact), strict=True)
+    found = {name: divergence(served, name, job, want) for name, job, want in results}
+    for name, kl in found.items():
+        assert small(kl, mean=5e-3 if artifact == FEEDBACK else 1e-3), name
+    if served.budget == (0, 0):  # nothing is BF16 but RoPE keys, on both sides
+        assert found["new-0"].abs().max() < 1e-5
 
 
 def test_many_at_once_are_as_one_by_one(served) -> None:
@@ -66,6 +76,12 @@ def test_many_at_once_are_as_one_by_one(served) -> None:
     assert served.generate(prompts(), NEW) == alone
 
 
+BOTH = pytest.mark.parametrize(
+    "served", [("4+16", False, ARTIFACT), ("4+16", False, FEEDBACK)], indirect=True
+)
+
+
+@BOTH
 def test_packed_rows_are_the_reference_encoding_of_the_latents(served) -> None:
     seen, store = [], type(served.pool).store
     pool = served.pool
@@ -76,14 +92,17 @@ def test_packed_rows_are_the_reference_encoding_of_the_latents(served) -> None:
 
     pool.store = note
     served.generate([prompts()[2]], 3)
-    artifact = Artifact.load(ARTIFACT)
+    artifact, close = pool.artifact, []
+    method, means = artifact.method(), artifact.tensors.get("mean", torch.zeros(6, 256))
     assert {layer for layer, *_ in seen} == set(range(6))
     for layer, slots, latents, rope in seen:
-        rotated, keys = unpack_rows(pool.rows(layer)[slots], 256, 32)
-        want = artifact.method().reconstruct(latents[None], layer)[0]
-        got = rotated @ artifact.rotation[layer].T
-        torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-5)
+        written, keys = unpack_rows(pool.rows(layer)[slots], 256, 32)
+        want = method.reconstruct(latents[None], layer)[0]
+        got = written @ method.read_matrix[layer].T + means[layer]
+        close.append(torch.isclose(got, want, atol=2e-5, rtol=1e-5).all(-1))
         assert torch.equal(keys, rope.bfloat16().view_as(keys))
+    # products are summed in fp64 there, in fp32 here: an error's last digit then turns a few chains
+    assert torch.cat(close).float().mean() >= (0.98 if artifact.config.feedback else 1)
 
 
 def test_aborts_and_retraction_leave_nothing_behind(served, monkeypatch) -> None:
@@ -102,10 +121,13 @@ def test_aborts_and_retraction_leave_nothing_behind(served, monkeypatch) -> None
     assert (free, served.tree.protected_size()) == (4096, 0)
 
 
+@BOTH
 def test_state_tells_of_the_packed_pool(served) -> None:
     from sglang.srt.managers.io_struct import GetInternalStateReq
 
-    block = served.scheduler.get_internal_state(GetInternalStateReq()).internal_state["rolaq"]
+    state = served.scheduler.get_internal_state(GetInternalStateReq()).internal_state
+    block, artifact = state["rolaq"], served.pool.artifact
+    assert (block["artifact"], block["method"]) == (artifact.id, artifact.config.method)
     assert (block["pool"], block["budget"], block["folded_layers"], block["layers"]) == (
         "packed",
         "4+16",
@@ -114,3 +136,7 @@ def test_state_tells_of_the_packed_pool(served) -> None:
     )
     assert block["bytes_per_token_layer"] == 144
     assert not block["missing_hooks"]
+    if (
+        artifact.config.feedback
+    ):  # whose write side is the same on a CPU: the launcher counts to the last byte
+        proof.check_states({"internal_states": [state]}, proof.expected(artifact, served.pool.settings), 1)

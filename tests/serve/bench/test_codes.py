@@ -2,14 +2,17 @@
 
 from types import SimpleNamespace
 
+import make_model
 import pytest
 import torch
 
 from rolaq.kernels.reference import pack_rows, write_reference
 from rolaq.quant.hadamard import block_hadamard
+from rolaq.quant.methods.shaped import ShapedMethod
 from rolaq.quant.quantizer import Codes, encode
 from rolaq.quant.spec import QuantizerSpec
 from rolaq.serve.bench.codes import Tally, check, rotated_latents
+from rolaq.serve.layers import make_layers
 
 D, DR, N = 256, 32, 24
 THRESHOLD, GAIN = 0.93, 1.09
@@ -30,7 +33,8 @@ def written():
         "threshold": torch.tensor([THRESHOLD]),
         "gain": torch.tensor([GAIN]),
     }
-    pool = SimpleNamespace(artifact=SimpleNamespace(**tensors), spec=SPEC, rows=lambda _: rows, all_rows=rows)
+    artifact = SimpleNamespace(config=SimpleNamespace(feedback=False), **tensors)
+    pool = SimpleNamespace(artifact=artifact, spec=SPEC, rows=lambda _: rows, all_rows=rows)
     return pool, slots, latents, rope
 
 
@@ -79,3 +83,18 @@ def test_wrong_scales_and_rope_keys_are_found(written):
     pool.all_rows[slots] = pack_rows(Codes(good.codes, scale, good.offset), other)
     found = tally(pool, slots, latents, rope)
     assert (found.wrong, found.parameters_wrong, found.rope_wrong) == (0, 1, 1)
+
+
+def test_with_error_feedback_a_single_other_code_is_found():
+    tensors, block = make_model.random_tensors(1, "rolaq-feedback")
+    spec = QuantizerSpec(feedback_block=block)
+    tensors = {key: t.float() if t.is_floating_point() else t for key, t in tensors.items()}
+    layer = make_layers(ShapedMethod("rolaq-feedback", tensors, spec), [0], "cpu")[0]
+    latents, rope, slots = torch.randn(N, D), torch.randn(N, DR), torch.arange(N)
+    rows = torch.zeros(N, spec.bytes_per_token(D, DR), dtype=torch.uint8)
+    layer.store(latents, rope, slots, rows, torch.empty(0, D).bfloat16(), torch.full((N,), -1))
+    artifact = SimpleNamespace(config=SimpleNamespace(feedback=True))
+    pool = SimpleNamespace(artifact=artifact, spec=spec, rows=lambda _: rows, layer=lambda _: layer)
+    assert tally(pool, slots, latents, rope) == Tally(writes=1, coordinates=N * D)
+    rows[3, 7] ^= 1
+    assert tally(pool, slots, latents, rope).wrong == 1

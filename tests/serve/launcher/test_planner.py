@@ -50,6 +50,12 @@ def test_no_format_takes_more_than_there_is():
         assert 0 <= available - used < page + 1
 
 
+def test_error_feedback_takes_a_little_of_the_fixed_part():
+    plain, shaped = (caches(config().model_copy(update={"feedback": f}))["INT2"] for f in (False, True))
+    more = (shaped["fixed_gib"] - plain["fixed_gib"]) * 2**30
+    assert more == pytest.approx(27 * (512 * 512 + 8 * 512))
+
+
 def test_more_gpus_share_the_weights_but_not_the_cache():
     one, two = (planner.plan(config(tp=tp)) for tp in (1, 2))
     assert two["memory_gib"]["weights"] == pytest.approx(one["memory_gib"]["weights"] / 2)
