@@ -75,11 +75,12 @@ class Batches:
         """One prefill step, from SGLang's `ForwardBatch`."""
         prefixes, lengths = list(batch.extend_prefix_lens_cpu), list(batch.extend_seq_lens_cpu)
         request = batch.req_pool_indices.long()
-        if new := self._new(batch.rids, prefixes, lengths):
-            self.windows.begin(request[torch.tensor(new, device=self.device)])
+        cached, new = torch.tensor(prefixes, device=self.device), self._new(batch.rids, prefixes, lengths)
+        last = self.requests[request, (cached - 1).clamp(min=0)].long()
+        self.windows.begin(request, last, torch.tensor(new, device=self.device))
         chunks = []
         if any(prefixes):
-            past = self._protected(request, torch.tensor(prefixes, device=self.device))
+            past = self._protected(request, cached)
             chunks = [self._chunk(request, r, prefixes, past) for r in split(prefixes, self.capacity)]
         ranges = [(p, p + n) for p, n in zip(prefixes, lengths, strict=True)]
         sequence, position = positions(ranges, self.device)
@@ -92,15 +93,15 @@ class Batches:
         )  # fmt: skip
         return Prefill(bounds, max(lengths, default=0), exact_row, chunks)
 
-    def _new(self, names: list[str] | None, prefixes: list[int], lengths: list[int]) -> list[int]:
-        """Places in the batch of requests that do not go on where their last chunk ended."""
+    def _new(self, names: list[str] | None, prefixes: list[int], lengths: list[int]) -> list[bool]:
+        """Which requests of the batch do not go on where their last chunk ended."""
         if names is None:  # a dummy batch
-            return []
+            return [True] * len(prefixes)
         ends = [self.ends.pop(name, None) for name in names]
         self.ends.update(zip(names, map(sum, zip(prefixes, lengths, strict=True)), strict=True))
         while len(self.ends) > 2 * self.windows.requests:
             self.ends.popitem(last=False)
-        return [b for b, (end, prefix) in enumerate(zip(ends, prefixes, strict=True)) if end != prefix]
+        return [end != prefix for end, prefix in zip(ends, prefixes, strict=True)]
 
     def _chunk(
         self, request: Tensor, ranges: list[tuple[int, int]], prefixes: list[int], past: Protected

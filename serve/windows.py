@@ -93,9 +93,15 @@ class Windows:
             self._touch(home)
         return self._tag(slot, row)
 
-    def begin(self, request: Tensor) -> None:
-        """Requests `[k]` start in these rows of the table: what former ones left in the rings is not theirs."""
-        self.owner[: self.base].view(self.requests, self.recent)[request] = -1
+    def begin(self, request: Tensor, last: Tensor, new: Tensor) -> None:
+        """Before a prefill: what former requests left in the rings is not for these. request `[B]` int64 rows of the
+        table; last `[B]` int64 slots of their last cached tokens; new `[B]` bool: known to start. A request that
+        goes on has written its last token itself; where that row is another's, it starts anew, too."""
+        if self.recent:
+            row = self.exact_row(last)
+            own = (row >= 0) & (row < self.base) & (row // self.recent == request)
+            rings = self.owner[: self.base].view(self.requests, self.recent)
+            rings[request] = torch.where((new | ~own)[:, None], -1, rings[request])
 
     def protected(self, request: Tensor, length: Tensor, sinks: Tensor, recents: Tensor) -> Protected:
         """Exact rows that stand for the first and last tokens of sequences.

@@ -56,7 +56,7 @@ class Model:
             return
         request = self.free_requests.pop(self.random.randrange(len(self.free_requests)))
         self.running[request], self.written[request] = list(prefix), len(prefix)
-        self.windows.begin(torch.tensor([request]))
+        self.windows.begin(torch.tensor([request]), torch.tensor(prefix[-1:] or [0]), torch.tensor([True]))
         self.chunk(request, total)
 
     def chunk(self, request: int, total: int) -> None:
@@ -174,3 +174,24 @@ def test_sinks_survive_a_prefix_hit_until_their_place_is_needed() -> None:
     w.forget(torch.arange(4) + 2 * PAGE)
     assert sinks(2) == 0
     assert w.in_use()["sinks"] == 4
+
+
+def test_a_ring_is_kept_by_the_request_that_wrote_its_last_token_alone() -> None:
+    def written() -> Windows:
+        w, slots = Windows(16 * PAGE, 4, 0, 4, 1, "cpu"), torch.arange(PAGE) + 3 * PAGE
+        full = torch.full((PAGE,), 2)
+        w.write_chunk(full, torch.arange(PAGE), slots, slots, torch.full((PAGE,), PAGE), torch.tensor([0]))
+        return w
+
+    def left(request: int, new: bool) -> int:
+        w = written()
+        w.begin(torch.tensor([request]), torch.tensor([4 * PAGE - 1]), torch.tensor([new]))
+        return w.in_use()["recent"]
+
+    assert left(2, new=False) == 4  # the next chunk of a long prompt
+    assert left(2, new=True) == 0  # another request in the same row
+    assert left(1, new=False) == 4  # another row over the same tokens: its own ring is empty and stays so
+    w = written()
+    w.owner[8:12] = torch.tensor([7, 7, 7, 7])  # the row's ring was taken since
+    w.begin(torch.tensor([2]), torch.tensor([4 * PAGE - 1]), torch.tensor([False]))
+    assert (w.owner[8:12] == -1).all()
