@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,15 +58,8 @@ class Layer(ABC):
         """Written latents `[n, d]` in the original basis, fp32."""
 
     @abstractmethod
-    def _write(
-        self,
-        latents: Tensor,
-        rope: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        exact: Tensor | None,
-        index: Tensor | None,
-    ) -> None: ...
+    def _write(self, latents: Tensor, rope: Tensor, *places: Any) -> None:
+        """The kernel's `store`; places are slots, rows, exact rows and their index, the last two or None."""
 
     @abstractmethod
     def _reference(self, latents: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -91,15 +85,8 @@ class RotatedLayer(Layer):
     def restore(self, written: Tensor) -> Tensor:
         return written.float() @ self.matrix.to(written.device).T
 
-    def _write(
-        self,
-        latents: Tensor,
-        rope: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        exact: Tensor | None,
-        index: Tensor | None,
-    ) -> None:
+    def _write(self, latents: Tensor, rope: Tensor, *places: Any) -> None:
+        slots, rows, exact, index = places
         write(
             latents, rope, self.rotation, slots, rows, threshold=self.threshold, gain=self.gain, spec=self.spec,
             exact_latents=exact, exact_index=index,
@@ -133,15 +120,8 @@ class FeedbackLayer(Layer):
         inverse, mean = self.inverse.to(written.device), self.mean.to(written.device)
         return written.float() @ inverse + mean
 
-    def _write(
-        self,
-        latents: Tensor,
-        rope: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        exact: Tensor | None,
-        index: Tensor | None,
-    ) -> None:
+    def _write(self, latents: Tensor, rope: Tensor, *places: Any) -> None:
+        slots, rows, exact, index = places
         write_with_feedback(latents, rope, self.writer, slots, rows, exact_latents=exact, exact_index=index)
 
     def _reference(self, latents: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
